@@ -1,0 +1,1 @@
+"""`clearhead look`: one prompt, many sources, and how much of the attention each of them gets."""

@@ -1,0 +1,64 @@
+"""What one look found, ready to be printed, saved as JSON or drawn.
+
+Plain numbers and numpy arrays only: nothing here knows torch, models or HTML.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Source:
+    """One row of the table: a named source and what it got.
+
+    All shares are averages over the chosen layers, heads and queries; over all sources they add up to 1.
+    """
+
+    name: str
+    role: str  # system, user, assistant, tool, data, template, sink, output
+    trusted: bool
+    tokens: int
+    mass: float  # share of the attention, 0..1
+    per_token: float  # mass per token, divided by the average over all visible tokens; 1 = average
+    output: float  # share of the norm of the heads' outputs, 0..1
+    heads: tuple[tuple[int, int, float], ...]  # (layer, head, mass) that look most at it, heaviest first
+
+
+@dataclass(frozen=True)
+class TopToken:
+    """A token that the heads look at most: its position, text, source number and share of the attention."""
+
+    position: int
+    text: str
+    source: int
+    weight: float
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the heads of one model looked at on one prompt.
+
+    `sources[i]` is source number i in `ids`. Arrays: L layers, H heads, S sources, Q queries with a map,
+    n tokens.
+    """
+
+    model: str
+    model_hash: str
+    query: str  # which queries the table averages over, in words: "last token", "all 120 tokens", …
+    tokens: tuple[str, ...]  # n pieces of text; joined they are the prompt as the model saw it
+    ids: NDArray[np.int64]  # (n,) source number of every token
+    sources: tuple[Source, ...]  # S
+    layers: tuple[int, ...]  # L, the numbers of the layers looked at
+    mass: NDArray[np.float32]  # (L, H, S), mean over the chosen queries
+    entropy: NDArray[np.float32]  # (L, H), nats, mean over the chosen queries
+    top_tokens: tuple[TopToken, ...]
+    map_queries: tuple[int, ...]  # Q, positions of the queries whose full weights are kept
+    maps: NDArray[np.float32]  # (L, H, Q, n), weights of those queries
+    evidence: str  # what a map of this look is worth as evidence, one sentence
+    evidence_url: str  # where the docs explain that sentence
+    notes: tuple[str, ...] = ()  # what a reader should know: tokens that cross a border, control text …
+    command: str = ""  # the command line that made it
