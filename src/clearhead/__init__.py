@@ -1,0 +1,60 @@
+"""clearhead: attention you can see through, at fused-kernel speed.
+
+The public names are loaded when they are first used, so that `import clearhead` costs nothing and does not
+bring in torch or transformers.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clearhead.attention import attention as attention
+    from clearhead.errors import ClearheadError as ClearheadError
+    from clearhead.mask import Mask as Mask
+    from clearhead.observables import Entropy as Entropy
+    from clearhead.observables import KeyMass as KeyMass
+    from clearhead.observables import LinearObservable as LinearObservable
+    from clearhead.observables import MaxWeight as MaxWeight
+    from clearhead.observables import MeanDistance as MeanDistance
+    from clearhead.observables import Observable as Observable
+    from clearhead.observables import PooledMap as PooledMap
+    from clearhead.observables import SegmentMass as SegmentMass
+    from clearhead.observables import SegmentOutput as SegmentOutput
+    from clearhead.observables import TopKeys as TopKeys
+    from clearhead.observables import Weights as Weights
+    from clearhead.segments import Segments as Segments
+
+__version__ = "0.1.0"
+
+#: Public name -> the module that holds it.
+_HOMES = {
+    "ClearheadError": "clearhead.errors",
+    "Entropy": "clearhead.observables",
+    "KeyMass": "clearhead.observables",
+    "LinearObservable": "clearhead.observables",
+    "Mask": "clearhead.mask",
+    "MaxWeight": "clearhead.observables",
+    "MeanDistance": "clearhead.observables",
+    "Observable": "clearhead.observables",
+    "PooledMap": "clearhead.observables",
+    "SegmentMass": "clearhead.observables",
+    "SegmentOutput": "clearhead.observables",
+    "Segments": "clearhead.segments",
+    "TopKeys": "clearhead.observables",
+    "Weights": "clearhead.observables",
+    "attention": "clearhead.attention",
+}
+
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,125 @@
+"""The front door: checks, choice of a backend, observables. Everything above calls `attention()`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.backends import registry
+from clearhead.backends.base import Request
+from clearhead.errors import ArgumentError
+from clearhead.mask import Mask, as_mask
+from clearhead.observables import Observable
+from clearhead.shapes import check_bias, check_qkv, check_sink_logits
+from clearhead.visibility import Visibility
+
+_NO_MASK = Mask()
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+    sink_logits: Tensor | None = None,
+    dropout: float = 0.0,
+    observe: Sequence[Observable] | Observable = (),
+    return_lse: bool = False,
+    backend: str | None = None,
+) -> Any:
+    """Exact scaled dot-product attention, and what it looked at, in memory linear in the lengths.
+
+    out = softmax(scale · Q Kᵀ + M) V (Vaswani et al. 2017, equation 1), per head; each key/value head serves
+    Hq / Hkv query heads (grouped-query attention, Ainslie et al. 2023; Hkv = 1: multi-query, Shazeer 2019).
+
+    q: (B, Hq, Lq, d). k: (B, Hkv, Lk, d). v: (B, Hkv, Lk, dv). Shapes as torch's
+        scaled_dot_product_attention; Hq a multiple of Hkv; any strides. All float32, float64, bfloat16 or
+        float16 (half types are computed in float32).
+    mask: a `Mask`, booleans (True = may look) or additive floats that broadcast to (B, Hq, Lq, Lk). With
+        Lq ≠ Lk causal masks are aligned at the end, as a cache needs it: the last query sees the last key.
+        For Lq = 2, Lk = 5 causal is [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]].
+    scale: factor of the scores; default 1/√d.
+    softcap: c: scores become c · tanh(s / c) after scaling, before mask and bias (Gemma 2).
+    bias: floats that broadcast to (B, Hq, Lq, Lk), added to the scores; may carry a gradient.
+    sink_logits: (Hq,) one more logit per head that takes weight and has no value (gpt-oss).
+    dropout: probability with which a weight is zeroed; repeatable by torch.manual_seed. Observables show
+        the weights before it.
+    observe: observables; their answers carry no gradient.
+    return_lse: also return the logarithm of each row's softmax denominator (the sink's term included).
+    backend: a name from `clearhead.backends.registry.names()`; None chooses.
+
+    Returns out (B, Hq, Lq, dv) in q's dtype; with `return_lse` or `observe` a tuple (out[, lse][, seen]):
+    lse (B, Hq, Lq), natural logarithm, float32 (float64 for float64); `seen` a tuple in the order asked for.
+    A fully masked row has out = 0, lse = -inf (the sink's logit, if there is one) and weights 0, never NaN,
+    also in the backward. Gradients reach q, k, v, bias and sink_logits through out and lse, once (no second
+    derivatives). Weights are exp(scores - lse) in all observables.
+
+    Raises ShapeError, DTypeError, DeviceError, ArgumentError, MaskError or ObserveError naming the argument;
+    BackendError if no backend can do it.
+
+    >>> q, k, v = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)
+    >>> from clearhead.observables import Entropy
+    >>> out, (entropy,) = attention(q, k, v, mask=Mask(causal=True), observe=[Entropy()])
+    >>> out.shape, entropy.shape, entropy[0, 0, 0].item()  # the first query sees itself only
+    (torch.Size([1, 4, 5, 8]), torch.Size([1, 4, 5]), 0.0)
+    """
+    shape = check_qkv(q, k, v)
+    if mask is None:
+        who = _NO_MASK
+    elif isinstance(mask, Mask):
+        who = mask
+    else:
+        who, added = as_mask(mask, q.dtype)
+        if added is not None:
+            bias = added if bias is None else bias + added
+    if bias is not None:
+        bias = check_bias(bias, shape, q)
+    if sink_logits is not None:
+        sink_logits = check_sink_logits(sink_logits, shape, q)
+    if scale is None:
+        scale = 1 / math.sqrt(shape.d)
+    _check_numbers(scale, softcap, dropout)
+    if isinstance(observe, Observable):
+        observe = (observe,)
+    for item in observe:
+        if not isinstance(item, Observable):
+            raise ArgumentError(f"observe must hold observables such as Entropy(), got {item!r}")
+    request = Request(
+        q,
+        k,
+        v,
+        shape,
+        Visibility.of(who, shape.B, shape.Hq, shape.Lq, shape.Lk, q.device),
+        float(scale),
+        softcap,
+        bias,
+        sink_logits,
+        dropout,
+        int(torch.randint(2**62, ()).item()) if dropout else 0,
+        return_lse or bool(observe),
+    )
+    chosen = registry.choose(request, backend)
+    result = chosen.forward(request)
+    if not return_lse and not observe:
+        return result.out
+    answer: tuple[Any, ...] = (result.out, result.lse) if return_lse else (result.out,)
+    if observe:
+        answer = (*answer, chosen.observe(request, result, observe))
+    return answer
+
+
+def _check_numbers(scale: float, softcap: float | None, dropout: float) -> None:
+    if not isinstance(scale, int | float) or not math.isfinite(scale):
+        raise ArgumentError(f"scale must be a finite number, got {scale!r}")
+    if softcap is not None and (not isinstance(softcap, int | float) or not 0 < softcap < math.inf):
+        raise ArgumentError(f"softcap must be a positive number or None, got {softcap!r}")
+    if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+        raise ArgumentError(f"dropout must lie in 0 <= p < 1, got {dropout!r}")

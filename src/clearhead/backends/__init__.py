@@ -1,0 +1,1 @@
+"""Who computes: one module per backend, none imports another."""

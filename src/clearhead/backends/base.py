@@ -1,0 +1,66 @@
+"""What a backend is: one small interface, the same for ours and for a stranger's.
+
+A backend may refuse a request, with a reason; it may never change what the request means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from clearhead.observables import Observable, Setting, resolve_rows
+from clearhead.shapes import Shape
+from clearhead.visibility import Visibility
+
+
+@dataclass(frozen=True)
+class Request:
+    """One checked attention call.
+
+    q (B, Hq, Lq, d), k (B, Hkv, Lk, d), v (B, Hkv, Lk, dv); scores = softcap(scale · q kᵀ) + bias, seen
+    through `visibility`; sink_logits (Hq,) one extra logit per head that takes weight and has no value.
+    bias: (B | 1, Hq | 1, Lq, Lk). dropout: probability; `seed` makes it repeatable.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    shape: Shape
+    visibility: Visibility
+    scale: float
+    softcap: float | None = None
+    bias: Tensor | None = None
+    sink_logits: Tensor | None = None
+    dropout: float = 0.0
+    seed: int = 0
+    needs_lse: bool = False
+
+    def setting(self, observable: Observable) -> Setting:
+        """The call as this observable sees it; checks its choice of rows."""
+        queries = resolve_rows(observable.rows, self.shape.Lq, self.q.device)
+        return Setting(self.q, self.k, self.v, self.shape, self.visibility, queries)
+
+
+class Result(NamedTuple):
+    """Output and log-sum-exp."""
+
+    out: Tensor  # (B, Hq, Lq, dv), q's dtype
+    lse: Tensor | None  # (B, Hq, Lq), natural logarithm, float32 or float64; None if not asked for
+
+
+class Backend(Protocol):
+    """Computes attention and answers observables."""
+
+    name: str
+
+    def supports(self, request: Request) -> str | None:
+        """Return None, or the reason why this backend cannot do the request, as a sentence."""
+
+    def forward(self, request: Request) -> Result:
+        """Return the result; out and lse carry gradients to q, k, v, bias and sink_logits."""
+
+    def observe(self, request: Request, result: Result, observables: Sequence[Observable]) -> tuple[Any, ...]:
+        """Answer the observables, in order, without gradients; result.lse is there if it was asked for."""
