@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from clearhead.attention import attention as attention
+    from clearhead.front_door import attention as attention
     from clearhead.errors import ClearheadError as ClearheadError
     from clearhead.mask import Mask as Mask
     from clearhead.observables import Entropy as Entropy
@@ -42,7 +42,7 @@ _HOMES = {
     "Segments": "clearhead.segments",
     "TopKeys": "clearhead.observables",
     "Weights": "clearhead.observables",
-    "attention": "clearhead.attention",
+    "attention": "clearhead.front_door",
 }
 
 __all__ = ["__version__", *_HOMES]

@@ -1,4 +1,4 @@
-"""The front door: checks, choice of a backend, observables. Everything above calls `attention()`."""
+"""The front door (not named `attention`, which is its one function): checks, choice of a backend, observables. Everything above calls `attention()`."""
 
 from __future__ import annotations
 
