@@ -18,10 +18,10 @@ from clearhead.look.result import Look
 from clearhead.report import write
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = (
-    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-).split()
+FLAGS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+]
 
 HOSTILE = runpy.run_path(str(Path(__file__).parents[1] / "hostile" / "texts.py"))
 
@@ -38,33 +38,51 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
-@pytest.fixture
-def open_page(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """A function that writes a look and opens it; what must never happen is checked at the end."""
-    contexts, seen = [], []
+class Watch:
+    """Opens pages and writes down all they do that no page of ours may do."""
 
-    def open_it(look: Look, *, width: int = 1280, theme: str = "light") -> Any:
-        file = tmp_path / f"look-{len(contexts)}.html"
+    def __init__(self, browser: Any, folder: Path) -> None:
+        self.browser, self.folder = browser, folder
+        self.contexts: list[Any] = []
+        self.seen: list[str] = []
+
+    def __call__(self, look: Look, *, width: int = 1280, theme: str = "light") -> Any:
+        """The page of `look`, drawn, in a window of that width for a reader who likes that theme."""
+        file = self.folder / f"look-{len(self.contexts)}.html"
         write(look, file)
-        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=theme)
-        contexts.append(context)
+        own, note = file.as_uri(), self.seen.append
+        context = self.browser.new_context(viewport={"width": width, "height": 800}, color_scheme=theme)
+        self.contexts.append(context)
         page = context.new_page()
-        own = file.as_uri()
-        page.on("dialog", lambda dialog: (seen.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("console", lambda message: seen.append(f"console: {message.text}"))
-        page.on("pageerror", lambda error: seen.append(f"error: {error}"))
-        page.on("request", lambda request: request.url == own or seen.append(f"request: {request.url}"))
-        page.on("framenavigated", lambda frame: frame.url == own or seen.append(f"went to: {frame.url}"))
-        page.on("popup", lambda popup: seen.append(f"popup: {popup.url}"))
+        page.on("dialog", lambda dialog: (note(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("console", lambda message: note(f"console: {message.text}"))
+        page.on("pageerror", lambda error: note(f"error: {error}"))
+        page.on("request", lambda request: request.url == own or note(f"request: {request.url}"))
+        page.on("framenavigated", lambda frame: frame.url == own or note(f"went to: {frame.url}"))
+        page.on("popup", lambda popup: note(f"popup: {popup.url}"))
         page.goto(own)
-        if look.map_queries:
-            page.wait_for_function("document.documentElement.dataset.painted")
+        painted(page)
         return page
 
-    yield open_it
-    for context in contexts:
-        for page in context.pages:
-            if page.evaluate(f"window.{HOSTILE['CANARY']}") is not None:
-                seen.append("the canary was set: text ran as script")
-        context.close()
-    assert seen == []
+    def close(self) -> None:
+        for context in self.contexts:
+            for page in context.pages:
+                if page.evaluate(f"window.{HOSTILE['CANARY']}") is not None:
+                    self.seen.append("the canary was set: text ran as script")
+                if page.locator("#failure").is_visible():
+                    self.seen.append(page.locator("#failure").text_content())
+            context.close()
+
+
+def painted(page: Any) -> None:
+    """Wait until the shades on the page belong to the choice made last."""
+    page.locator("html:not([aria-busy])").wait_for(state="attached")
+
+
+@pytest.fixture
+def open_page(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """A `Watch`; at the end of the test it must have seen nothing."""
+    watch = Watch(browser, tmp_path)
+    yield watch
+    watch.close()
+    assert watch.seen == []

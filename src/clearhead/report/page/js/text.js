@@ -141,6 +141,7 @@ async function paintText() {
   const ticket = ++painting;
   for (const query of look.queries) spans[query].setAttribute("aria-pressed", String(query === state.query));
   if (state.query === null) return paintReadout();
+  document.documentElement.setAttribute("aria-busy", "true");
   const fresh = await weightsOf(state.query, state.view);
   if (ticket !== painting) return undefined;
   weights = fresh;
@@ -164,7 +165,7 @@ async function paintText() {
   ]);
   drawStrongest();
   paintReadout();
-  document.documentElement.dataset.painted = String(ticket); // tells a test that the picture is complete
+  document.documentElement.removeAttribute("aria-busy");
   return undefined;
 }
 
