@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.cases import fields
 
 from clearhead.errors import ArgumentError, ClearheadError, DTypeError, MaskError, ShapeError, SizeError
 from clearhead.mask import Mask, as_mask
@@ -81,52 +82,6 @@ def table(f: dict[str, Any], B: int, H: int, Lq: int, Lk: int) -> torch.Tensor:
         for b in range(B)
     ]
     return torch.tensor(rows, dtype=torch.bool).reshape(B, H, Lq, Lk)
-
-
-@st.composite
-def fields(draw: st.DrawFn, B: int, H: int, Lq: int, Lk: int, *, frame: bool = True) -> dict[str, Any]:
-    """Random fields of a mask that fit the sizes."""
-
-    def ints(size: int, low: int, high: int) -> torch.Tensor:
-        return torch.tensor(draw(st.lists(st.integers(low, high), min_size=size, max_size=size)))
-
-    def maybe(odds: int = 2) -> bool:
-        return draw(st.integers(0, odds)) == 0
-
-    f: dict[str, Any] = {}
-    documents = maybe() and Lq <= Lk
-    if documents:
-        f["documents"] = ints(Lk, 0, 2).sort().values if draw(st.booleans()) else ints(Lk, 0, 2)
-    if draw(st.booleans()):
-        f["causal"] = True
-        if maybe():
-            f["prefix"] = draw(st.integers(0, Lk)) if draw(st.booleans()) else ints(B, 0, Lk)
-        if maybe(3) and Lq <= Lk:
-            f["blocks"] = ints(Lk, -1, 1)
-    if maybe():
-        side = st.one_of(st.none(), st.integers(0, Lk))
-        pair = (draw(side), draw(side))
-        f["window"] = draw(st.integers(1, Lk + 1)) if draw(st.booleans()) or pair == (None, None) else pair
-        f["sinks"] = draw(st.integers(0, 3))
-    if maybe():
-        if draw(st.booleans()):
-            f["padding"] = ints(B, 0, Lk)
-            f["padding_side"] = draw(st.sampled_from(["left", "right"]))
-        else:
-            f["padding"] = ints(B * Lk, 0, 1).reshape(B, Lk).bool()
-    if maybe():
-        f["chunk"] = draw(st.integers(1, Lk))
-    if maybe(3):
-        shape = [draw(st.sampled_from([1, size])) for size in (B, H, Lq, Lk)]
-        f["dense"] = ints(int(torch.tensor(shape).prod()), 0, 1).bool().reshape(shape)
-    if frame:
-        if maybe(3):
-            f["key_offset"] = draw(st.integers(0, 5))
-        if maybe(3) and "documents" not in f and "blocks" not in f:
-            f["offset"] = draw(st.integers(-2, Lk + 4)) if draw(st.booleans()) else ints(B, -2, Lk + 4)
-        if maybe(3) and not documents:
-            f["start"] = draw(st.integers(0, 4)) if draw(st.booleans()) else ints(B, 0, 4)
-    return f
 
 
 SIZES = st.tuples(st.integers(1, 2), st.integers(1, 2), st.integers(1, 7), st.integers(1, 7))

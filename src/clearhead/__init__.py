@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from clearhead.front_door import attention as attention
     from clearhead.errors import ClearheadError as ClearheadError
+    from clearhead.front_door import attention as attention
     from clearhead.mask import Mask as Mask
     from clearhead.observables import Entropy as Entropy
     from clearhead.observables import KeyMass as KeyMass

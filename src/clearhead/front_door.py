@@ -1,4 +1,8 @@
-"""The front door (not named `attention`, which is its one function): checks, choice of a backend, observables. Everything above calls `attention()`."""
+"""The front door: checks, choice of a backend, observables; everything above calls `attention()`.
+
+The module is not named after its one function, so that `clearhead.attention` is the function whoever imports
+what first.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from clearhead.backends.base import Request
 from clearhead.errors import ArgumentError
 from clearhead.mask import Mask, as_mask
 from clearhead.observables import Observable
-from clearhead.shapes import check_bias, check_qkv, check_sink_logits
+from clearhead.shapes import check_bias, check_qkv, check_sink_logits, compute_dtype
 from clearhead.visibility import Visibility
 
 _NO_MASK = Mask()
@@ -79,7 +83,8 @@ def attention(
     else:
         who, added = as_mask(mask, q.dtype)
         if added is not None:
-            bias = added if bias is None else bias + added
+            wide = compute_dtype(q.dtype)  # a sum of two half-precision biases must not be rounded to half
+            bias = added if bias is None else bias.to(wide) + added.to(wide)
     if bias is not None:
         bias = check_bias(bias, shape, q)
     if sink_logits is not None:

@@ -54,6 +54,7 @@ def _fused(request: Request) -> bool:
     """True if torch's own kernel computes this request, with its log-sum-exp, in linear memory."""
     s, seen = request.shape, request.visibility
     plain = request.softcap is None and request.bias is None and not request.dropout and s.d == s.dv
+    plain &= request.scale > 0  # it scales -inf after masking: NaN for 0, +inf below (torch 2.13)
     unit = all(t.stride(-1) == 1 for t in (request.q, request.k, request.v))  # what the kernel reads
     return plain and unit and request.q.device.type == "cpu" and (seen.plain_causal or seen.everything)
 

@@ -13,38 +13,47 @@ from clearhead.observables.base import Account, LinearObservable, Observable, Ro
 from clearhead.segments import Segments
 
 
-def _as_segments(ids: Tensor | Segments) -> Segments:
-    if isinstance(ids, Segments):
-        return ids
-    tensor = torch.as_tensor(ids)
-    if tensor.is_floating_point() or tensor.dtype == torch.bool:
-        raise DTypeError(f"segment ids must be integers, got {tensor.dtype}")
-    if tensor.numel() and int(tensor.min()) < 0:
-        raise ObserveError(f"segment ids must be at least 0, got {int(tensor.min())}")
-    count = int(tensor.max()) + 1 if tensor.numel() else 0
-    return Segments(tensor, [str(number) for number in range(count)])
+class _Membership:
+    """Which segment each key belongs to: numbers per key, or `Segments`, which go by position."""
 
+    def __init__(self, ids: Tensor | Segments) -> None:
+        self.by_position = isinstance(ids, Segments)
+        if isinstance(ids, Segments):
+            self.segments = ids
+            return
+        tensor = torch.as_tensor(ids)
+        if tensor.is_floating_point() or tensor.dtype == torch.bool:
+            raise DTypeError(f"segment ids must be integers, got {tensor.dtype}")
+        if tensor.numel() and int(tensor.min()) < 0:
+            raise ObserveError(f"segment ids must be at least 0, got {int(tensor.min())}")
+        count = int(tensor.max()) + 1 if tensor.numel() else 0
+        self.segments = Segments(tensor, [str(number) for number in range(count)])
 
-def _ids_of_keys(segments: Segments, setting: Setting) -> Tensor:
-    """The segment number of every key, (B | 1, Lk)."""
-    B, Lk = setting.shape.B, setting.shape.Lk
-    ids = segments.ids
-    if segments.output is None and setting.key_offset == 0 and ids.shape[-1] != Lk:
-        raise ShapeError(f"segment ids cover {ids.shape[-1]} keys, but there are {Lk}")
-    ids = segments.cover(setting.key_offset, Lk).ids
-    ids = ids[None] if ids.ndim == 1 else ids
-    if ids.shape[0] not in (1, B):
-        if B % ids.shape[0]:
-            raise ShapeError(f"segment ids have {ids.shape[0]} rows, but the batch has {B}")
-        ids = ids.repeat_interleave(B // ids.shape[0], 0)  # beams: several rows from one prompt
-    return ids.to(setting.q.device)
+    def __len__(self) -> int:
+        return len(self.segments)
+
+    def of_keys(self, setting: Setting) -> Tensor:
+        """The segment number of every key, (B | 1, Lk)."""
+        B, Lk = setting.shape.B, setting.shape.Lk
+        ids = self.segments.ids
+        if self.by_position:
+            ids = self.segments.cover(setting.key_offset, Lk).ids
+        elif ids.shape[-1] != Lk:
+            raise ShapeError(f"segment ids cover {ids.shape[-1]} keys, but there are {Lk}")
+        ids = ids[None] if ids.ndim == 1 else ids
+        if ids.shape[0] not in (1, B):
+            if B % ids.shape[0]:
+                raise ShapeError(f"segment ids have {ids.shape[0]} rows, but the batch has {B}")
+            ids = ids.repeat_interleave(B // ids.shape[0], 0)  # beams: several rows from one prompt
+        return ids.to(setting.q.device)
 
 
 @dataclass(frozen=True, eq=False, init=False)
 class SegmentMass(LinearObservable):
     """How much each query attends to each segment: mass[b, h, i, s] = sum over keys j of segment s of P.
 
-    ids: (Lk,) or (B, Lk) segment numbers from 0, or `Segments`. Result: (B, Hq, R, S), float; over s it adds
+    ids: segment numbers from 0 of the given keys, (Lk,) or (B, Lk), or `Segments`, which go by the keys'
+        positions (key j sits at key_offset + j). Result: (B, Hq, R, S), float; over s it adds
     up to 1 (to the share that the keys get, where a learned sink takes some; to 0 in fully masked rows).
     P · one-hot(ids): an attention over other values.
 
@@ -52,11 +61,11 @@ class SegmentMass(LinearObservable):
     length.
     """
 
-    segments: Segments
+    membership: _Membership
     name: ClassVar[str] = "mass"
 
     def __init__(self, ids: Tensor | Segments, *, rows: Rows = "all") -> None:
-        object.__setattr__(self, "segments", _as_segments(ids))
+        object.__setattr__(self, "membership", _Membership(ids))
         object.__setattr__(self, "rows", rows)
 
     @property
@@ -69,8 +78,8 @@ class SegmentMass(LinearObservable):
         key = (setting.key_offset, setting.shape.Lk, setting.shape.B, setting.dtype, setting.q.device)
         last: tuple[object, Tensor] | None = getattr(self, "_one_hot", None)
         if last is None or last[0] != key:  # the layers of a model share one
-            ids = _ids_of_keys(self.segments, setting)
-            one_hot = setting.zeros(*ids.shape, len(self.segments))
+            ids = self.membership.of_keys(setting)
+            one_hot = setting.zeros(*ids.shape, len(self.membership))
             one_hot.scatter_(-1, ids[..., None], 1.0)
             last = (key, one_hot[:, None])
             object.__setattr__(self, "_one_hot", last)
@@ -125,12 +134,12 @@ class SegmentOutput(Observable):
     Raises as `SegmentMass` does.
     """
 
-    segments: Segments
+    membership: _Membership
     norms: bool
     name: ClassVar[str] = "segment_output"
 
     def __init__(self, ids: Tensor | Segments, *, norms: bool = False, rows: Rows = "all") -> None:
-        object.__setattr__(self, "segments", _as_segments(ids))
+        object.__setattr__(self, "membership", _Membership(ids))
         object.__setattr__(self, "norms", norms)
         object.__setattr__(self, "rows", rows)
 
@@ -145,9 +154,9 @@ class SegmentOutput(Observable):
 
     def definition(self, weights: Tensor, setting: Setting) -> Tensor:
         """The weights of one segment times its values, segment by segment."""
-        ids = _ids_of_keys(self.segments, setting)[:, None, None]
+        ids = self.membership.of_keys(setting)[:, None, None]
         v = setting.v.to(weights.dtype)
-        parts = torch.stack([apply(weights * (ids == s), v) for s in range(len(self.segments))], dim=3)
+        parts = torch.stack([apply(weights * (ids == s), v) for s in range(len(self.membership))], dim=3)
         return parts.norm(dim=-1) if self.norms else parts
 
 
@@ -155,8 +164,8 @@ class _SegmentOutputAccount:
     def __init__(self, observable: SegmentOutput, setting: Setting) -> None:
         self.norms, self.setting = observable.norms, setting
         shape = setting.shape
-        self.S = len(observable.segments)
-        self.ids = _ids_of_keys(observable.segments, setting)
+        self.S = len(observable.membership)
+        self.ids = observable.membership.of_keys(setting)
         sizes = (shape.B, shape.Hq, setting.R, self.S)
         self.out = setting.zeros(*sizes) if self.norms else setting.zeros(*sizes, shape.dv)
         self.open: slice | None = None  # the rows whose vectors are being gathered, for norms
