@@ -1,18 +1,28 @@
 """What several test modules need: the embedded real model, loaded once."""
 
 import os
-from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks the network
 
-SETTINGS = {"deadline": None, "print_blob": True}
+
+@pytest.fixture(scope="session")
+def smollm2() -> Any:
+    """Return SmolLM2-135M-Instruct as `clearhead.models.load` gives it. Shared: do not change it."""
+    from clearhead.models import load
+
+    return load("smollm2")
 
 
 @pytest.fixture(scope="session")
-def smollm2() -> Iterator[object]:
-    """Return SmolLM2-135M-Instruct as `clearhead.models.load` gives it: do not change it in place."""
-    from clearhead.models import load
+def smollm2_folder() -> Path:
+    """Return the folder with SmolLM2-135M-Instruct as safetensors, for tests that need only a part of it."""
+    from clearhead.models.conversion import convert_once, default_cache_dir
+    from clearhead.models.loading import _find
 
-    yield load("smollm2")
+    source = _find("smollm2")
+    assert source is not None
+    return convert_once(source, default_cache_dir()).folder

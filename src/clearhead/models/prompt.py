@@ -318,7 +318,9 @@ class Prompt:
             encoded = encode(layout.text, layout.spans, self.tokenizer, add_special_tokens=True)
             layout, encoded = _write_added_tokens(layout, encoded, self.tokenizer)
         if not encoded.ids:
-            raise PromptError("the prompt must have at least one token, got none: every segment is empty")
+            raise PromptError(
+                "the prompt must have at least one token, got none: its segments are empty or dropped"
+            )
         return layout, encoded
 
     @cached_property

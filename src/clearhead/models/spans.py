@@ -236,13 +236,18 @@ def own(
     control: True for a token that is the template's own control token; such a token is nobody's, even where
         a tokenizer lets it swallow white space of the text beside it.
 
-    A token of no characters belongs to the segment that it lies inside, if there is one. `border` lists the
-    tokens that overlap a segment and also anything else.
+    A token of no characters stands for those skipped right before it (some tokenizers give a run of spaces as
+    its end only); if there are none, it belongs to the segment that it lies inside, if any. `border` lists
+    the tokens that overlap a segment and also anything else.
     """
     ids: list[int] = []
     border: list[int] = []
     first = 0  # the first span that a coming token may still touch
+    reached = 0
     for position, ((start, end), is_control) in enumerate(zip(offsets, control, strict=True)):
+        if start == end > reached:
+            start = reached
+        reached = max(reached, end)
         while first < len(spans) and spans[first].end <= start:
             first += 1
         owner, most = nobody, 0
