@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from clearhead.errors import ArgumentError, ClearheadError, MissingExtraError, ModelError
+from clearhead.models import hook
 from clearhead.models.conversion import convert_once, default_cache_dir, sha256, without_bars
 from clearhead.models.progress import Progress
 
@@ -137,6 +138,7 @@ def _read(
     attn_implementation: str,
     revision: str | None,
 ) -> tuple[Any, Any]:
+    hook.install()  # so that "clearhead" is an attention that transformers knows
     import transformers
 
     where = name if source is None else str(source)
