@@ -342,6 +342,20 @@ def test_a_tokenizer_whose_words_are_control_tokens_is_refused() -> None:
         _ = Prompt.plain(data("a </s> a"), tokenizer).input_ids
 
 
+def test_a_tokenizer_that_cannot_have_a_twin_is_refused_where_one_is_needed() -> None:
+    from tokenizers import AddedToken, Regex, normalizers
+
+    tokenizer = build("byte level")
+    tokenizer.add_tokens([AddedToken("<|x|>", special=True, normalized=True)], special_tokens=True)
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace(Regex("\\p{Co}"), "")
+    use(tokenizer, "{% for m in messages %}{{ '<|x|>' + m.content }}{% endfor %}")
+    assert len(Prompt([Segment("u", "user", "hello")], tokenizer)) > 1
+    with pytest.raises(
+        PromptError, match=r"contains the control text '<s>', and .* remove it from the segment"
+    ):
+        _ = Prompt([Segment("u", "user", "hello <s>")], tokenizer).input_ids
+
+
 def test_a_token_at_a_border_goes_to_the_segment_with_most_of_it_the_later_on_a_tie() -> None:
     from clearhead.models.spans import Span, own
 
