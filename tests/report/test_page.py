@@ -379,6 +379,30 @@ def test_eight_thousand_tokens_open_and_answer(open_page):
     assert close(shades(page), expected_shades(look, look.map_queries[0], 17, 4))
 
 
+def test_the_overview_of_a_long_text_shows_where_the_attention_lies(open_page):
+    look = long_look(2000, layers=2, heads=2, queries=1)
+    start, end = (f(np.flatnonzero(look.ids == 4)) for f in (min, max))
+    strongest = int(start + 0.71 * (end - start))
+    maps = np.full_like(look.maps, 1e-6)
+    maps[..., strongest] = 0.5
+    page = open_page(replace(look, maps=maps))
+    painted(page)
+    strip = page.eval_on_selector_all(".overview span", "all => all.map((c) => Number(c.className.slice(1)))")
+    assert len(strip) == 80
+    assert [i for i, shade in enumerate(strip) if shade == SHADES] == [56]
+    page.locator(".overview span").nth(56).click()
+    assert f"#{strongest}" in page.locator("#readout").text_content()
+    box, panel = (
+        page.locator("#panels .t").nth(strongest).bounding_box(),
+        page.locator(".untrusted").bounding_box(),
+    )
+    assert panel["y"] < box["y"] < panel["y"] + panel["height"]
+
+
+def test_short_texts_need_no_overview(open_page):
+    assert open_page(small_look()).locator(".overview").count() == 0
+
+
 def test_motion_stops_for_those_who_ask(browser, open_page):
     page = open_page(small_look())
     page.emulate_media(reduced_motion="reduce")

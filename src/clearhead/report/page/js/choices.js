@@ -24,7 +24,7 @@ function fill(list, options) {
 function queryHint() {
   const parts = [];
   if (look.queries.length) {
-    parts.push(`Underlined tokens can be chosen as the query: ${count(look.queries.length, "query", "queries")}, of which the full weights are in this file. The other tokens cannot, because their weights were not kept.`);
+    parts.push(`Underlined tokens can be chosen as the query: ${count(look.queries.length, "query", "queries")}, of which the full weights are in this file. The other tokens cannot, because their weights were not kept. Numbers are exact to 0.002 percentage points.`);
   } else parts.push("No token can be chosen as the query, and the text has no shades: this file holds no full weights.");
   if (look.dropped) {
     const some = look.droppedFirst.map((q) => `#${q}`).join(", ") + (look.dropped > look.droppedFirst.length ? " \u2026" : "");

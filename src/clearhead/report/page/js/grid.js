@@ -18,10 +18,7 @@ function drawGrid() {
       if (!r && c) cell.setAttribute("aria-label", `head ${c - 1}`);
       if (r && !c) cell.setAttribute("aria-label", `mean of layer ${look.layers[r - 1]}`);
       if (!r && !c) cell.setAttribute("aria-label", "mean of all heads");
-      if (r || !c) {
-        cell.dataset.at = `${r},${c}`;
-        cell.tabIndex = -1;
-      }
+      if (r || !c) cell.dataset.at = `${r},${c}`;
       cells[r].push(cell);
       row.append(cell);
     }
@@ -43,7 +40,7 @@ function headLabel(head) {
 
 function chooseCell(r, c) {
   chooseView(r ? r - 1 : null, c ? c - 1 : null);
-  chosenCell().focus({ preventScroll: false });
+  chosenCell().focus();
 }
 
 function chosenCell() {

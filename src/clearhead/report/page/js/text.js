@@ -51,6 +51,7 @@ function drawPanel(panels, run, strip) {
     const line = make("p", "facts-line", trustBadge(source), make("span", "", count(length, "token")));
     if (hidden) line.append(make("span", "alert", count(hidden, "hidden character")));
     head.append(line);
+    drawOverview(head, run);
     panel.setAttribute("aria-label", spelled(source.name));
   } else head.append(make("h3", "", "Template"));
   panels.append(panel);
@@ -163,6 +164,7 @@ async function paintText() {
     "Shade by \u221aattention. The strongest shade is the strongest token other than the first.",
     `First token, outlined: ${percent(sink)}, left out of the scale.`,
   ]);
+  paintOverviews();
   drawStrongest();
   paintReadout();
   document.documentElement.removeAttribute("aria-busy");
@@ -202,7 +204,7 @@ function drawOverall() {
 function rank(position, weight) {
   const button = make("button", "link", tokenTag(position));
   button.type = "button";
-  button.addEventListener("click", () => focusToken(position));
+  button.addEventListener("click", () => goToToken(position));
   const source = nameTag(look.sources[look.ids[position]].name, "dim");
   return make("li", "", button, source, make("span", "number", percent(weight)));
 }
