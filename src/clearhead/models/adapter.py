@@ -122,8 +122,8 @@ def full_weights(
     if B * Hq * Lq * Lk > WEIGHTS_LIMIT:
         raise SizeError(
             f"output_attentions=True would write down {B} x {Hq} x {Lq} x {Lk} = {B * Hq * Lq * Lk} weights "
-            f"per layer, more than {WEIGHTS_LIMIT}; observe what you need of them instead (clearhead.observe: "
-            "SegmentMass, TopKeys, Weights(rows=...) and others take memory linear in the length)"
+            f"per layer, more than {WEIGHTS_LIMIT}; observe what you need of them instead "
+            "(clearhead.observe): SegmentMass, TopKeys, Weights(rows=...) take memory linear in the length"
         )
     wide = compute_dtype(q.dtype)
     fit = scores(q.to(wide), k.to(wide).repeat_interleave(Hq // Hkv, dim=1))
