@@ -155,10 +155,14 @@ def test_the_grid_shows_the_chosen_source(open_page):
     page = open_page(look)
     for source in (1, 4):
         page.locator(f'#grid-source [data-shown="{source}"]').click()
-        top = look.mass[:, :, source].max()
-        wanted = [int(np.floor(SHADES * np.sqrt(m / top) + 0.5)) for m in look.mass[:, :, source].ravel()]
+        mass = look.mass[:, :, source].ravel().astype(np.float64)
+        places = (mass - mass.min()) / (mass.max() - mass.min())
+        wanted = [int(np.floor(SHADES * np.sqrt(place) + 0.5)) for place in places]
         got = page.eval_on_selector_all("#grid .cell", "all => all.map((c) => Number(c.className.slice(6)))")
         assert close(got, wanted)
+        low, high = page.locator("#grid-legend .scale").text_content().removesuffix("%").split("%")
+        assert float(low) == pytest.approx(mass.min() * 100, rel=0.05)
+        assert float(high) == pytest.approx(mass.max() * 100, rel=0.05)
     page.locator('#grid-source [data-shown="entropy"]').click()
     assert f"{look.entropy[1, 2]:.2f} nats" in cell(page, 1, 2).get_attribute("aria-label")
 
@@ -266,6 +270,30 @@ def test_queries_that_were_left_out_are_named(open_page, monkeypatch):
     assert f"1 earlier query (#{look.map_queries[0]})" in said
     assert "2 queries" in said
     assert page.locator("#panels .t[role=button]").count() == 2
+
+
+def test_heads_that_are_all_alike_are_all_strongest_or_all_nothing(open_page):
+    look = small_look()
+    mass = look.mass.copy()
+    mass[:, :, 1], mass[:, :, 2] = 0.25, 0.0
+    page = open_page(replace(look, mass=mass))
+    for source, wanted in ((1, "cell s16"), (2, "cell s0")):
+        page.locator(f'#grid-source [data-shown="{source}"]').click()
+        assert set(page.eval_on_selector_all("#grid .cell", "all => all.map((c) => c.className)")) == {wanted}
+
+
+def test_a_browser_that_cannot_unpack_says_so(open_page):
+    look = small_look()
+    context = open_page.browser.new_context()
+    context.add_init_script("delete window.DecompressionStream")
+    file = open_page.folder / "old.html"
+    html.write(look, file)
+    page = context.new_page()
+    page.goto(file.as_uri())
+    page.locator("#failure").wait_for(state="visible")
+    assert "DecompressionStream" in page.locator("#failure").text_content()
+    assert page.locator("#sources tbody tr").count() == 6
+    context.close()
 
 
 def test_without_maps_the_page_says_so_and_keeps_the_rest(open_page):

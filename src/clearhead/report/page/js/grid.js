@@ -91,24 +91,27 @@ function paintGrid() {
   const entropy = state.shown === "entropy";
   const valueAt = entropy ? entropyAt : (row, column) => massAt(state.shown, row, column);
   const say = (value) => (value === null ? "\u2013" : entropy ? `${value.toFixed(2)} nats` : percent(value));
-  let top = 0;
+  let low = Infinity, high = 0;
   for (let row = 0; row < layerCount; row++) {
-    for (let column = 0; column < headCount; column++) top = Math.max(top, valueAt(row, column) ?? 0);
+    for (let column = 0; column < headCount; column++) {
+      low = Math.min(low, valueAt(row, column) ?? Infinity);
+      high = Math.max(high, valueAt(row, column) ?? 0);
+    }
   }
   for (let row = 0; row < layerCount; row++) {
     for (let column = 0; column < headCount; column++) {
       const cell = cells[row + 1][column + 1], value = valueAt(row, column);
-      cell.className = `cell s${shadeOf(value, top)}`;
+      cell.className = `cell s${shadeOf(value, low, high)}`;
       const label = `layer ${look.layers[row]}, head ${column}: ${say(value)}`;
       cell.title = label;
       cell.setAttribute("aria-label", label);
     }
   }
   const name = entropy ? "" : look.sources[state.shown].name;
-  drawLegend(byId("grid-legend"), entropy ? "0" : "0%", say(top), [
+  drawLegend(byId("grid-legend"), say(Number.isFinite(low) ? low : null), say(high), [
     entropy
-      ? "Entropy of a head's weights, mean over the queries of the table: low looks at few tokens, high at many. Shade by \u221aentropy."
-      : `Share of each head\u2019s attention that goes to \u201c${name}\u201d, mean over the queries of the table. Shade by \u221ashare.`,
+      ? "Entropy of a head's weights, mean over the queries of the table: low looks at few tokens, high at many. Shade by the square root, from the least to the most."
+      : `Share of each head\u2019s attention that goes to \u201c${name}\u201d, mean over the queries of the table. Shade by the square root, from the least to the most.`,
   ]);
   for (const chip of byId("grid-source").children) {
     const checked = chip.dataset.shown === String(state.shown);

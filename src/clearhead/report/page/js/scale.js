@@ -2,10 +2,10 @@
 
 const SHADES = 16; // shade 0 is the paper itself
 
-/** The shade of a value, by the square root of its share of `top`, so that small values stay apart. */
-function shadeOf(value, top) {
-  if (!(value > 0) || !(top > 0)) return 0;
-  return Math.min(SHADES, Math.round(SHADES * Math.sqrt(value / top)));
+/** The shade of a value between two ends, by the square root of its place, so that small values stay apart. */
+function shadeOf(value, low, high) {
+  if (!(value > low)) return high > 0 && value === high ? SHADES : 0; // all alike: all strongest, or all nothing
+  return Math.min(SHADES, Math.round(SHADES * Math.sqrt((value - low) / (high - low))));
 }
 
 /** Fill a legend: the shades between two numbers, and remarks. */

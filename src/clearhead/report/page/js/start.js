@@ -1,6 +1,7 @@
 // Start: draw everything once, then repaint what a choice changes.
 
 function fail(error) {
+  document.documentElement.removeAttribute("aria-busy");
   byId("failure").hidden = false;
   byId("failure").textContent = `This page could not be drawn completely. ${error?.message ?? error}`;
 }

@@ -154,7 +154,7 @@ async function paintText() {
     else if (weights[i] > top) top = weights[i];
   }
   for (let i = 0; i < tokenCount; i++) {
-    const shade = shadeOf(weights[i], top);
+    const shade = shadeOf(weights[i], 0, top);
     if (shade === shades[i]) continue;
     shades[i] = shade;
     spans[i].className = `t s${shade}`;
