@@ -7,10 +7,15 @@ bring in torch or transformers.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from clearhead.models.hook import install
+
 if TYPE_CHECKING:
     from clearhead.errors import ClearheadError as ClearheadError
     from clearhead.front_door import attention as attention
     from clearhead.mask import Mask as Mask
+    from clearhead.models import load as load
+    from clearhead.models.prompt import Prompt as Prompt
+    from clearhead.models.prompt import Segment as Segment
     from clearhead.observables import Entropy as Entropy
     from clearhead.observables import KeyMass as KeyMass
     from clearhead.observables import LinearObservable as LinearObservable
@@ -23,6 +28,8 @@ if TYPE_CHECKING:
     from clearhead.observables import TopKeys as TopKeys
     from clearhead.observables import Weights as Weights
     from clearhead.segments import Segments as Segments
+    from clearhead.trace.observe import observe as observe
+    from clearhead.trace.trace import Trace as Trace
 
 __version__ = "0.1.0"
 
@@ -42,10 +49,18 @@ _HOMES = {
     "Segments": "clearhead.segments",
     "TopKeys": "clearhead.observables",
     "Weights": "clearhead.observables",
+    "Prompt": "clearhead.models.prompt",
+    "Segment": "clearhead.models.prompt",
+    "Trace": "clearhead.trace.trace",
     "attention": "clearhead.front_door",
+    "load": "clearhead.models",
+    "observe": "clearhead.trace.observe",
 }
 
 __all__ = ["__version__", *_HOMES]
+
+
+install()
 
 
 def __getattr__(name: str) -> Any:

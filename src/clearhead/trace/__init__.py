@@ -1,0 +1,1 @@
+"""What one model run looked at: recorded, kept with named axes, saved and loaded."""
