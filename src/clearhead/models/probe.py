@@ -187,8 +187,8 @@ class _Trace:
             kinds = sorted({type(self.leaves[name]).__name__ for name in own})
             raise ModelError(
                 f"{type(self.root).__name__}: {_listed(own)} ({', '.join(kinds)}) ran in a probe without "
-                "calling clearhead's attention function: this part computes attention in its own code. Allowed "
-                "are models whose attention modules all go through transformers' AttentionInterface"
+                "calling clearhead's attention function: this part computes attention in its own code. "
+                "Allowed are models whose attention modules all go through transformers' AttentionInterface"
             )
         unseen = tuple(name for name in self.leaves if name not in self.ran)
         if not called and not unseen:
