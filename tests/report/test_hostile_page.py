@@ -25,6 +25,7 @@ def token_text(page: Any, position: int) -> str:
 
 def test_all_samples_at_once_in_the_text(open_page):
     page = open_page(hostile_look([sample.text for sample in TEXTS], everywhere="quiet"))
+    assert page.locator("#query-hint").text_content().startswith("Every token can be chosen")
     for i, sample in enumerate(TEXTS):
         if sample.name in PLAIN and sample.text:
             assert token_text(page, i + 2) == sample.text

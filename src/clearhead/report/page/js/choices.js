@@ -23,13 +23,19 @@ function fill(list, options) {
 /** Which tokens can be chosen as the query, and why the others cannot. */
 function queryHint() {
   const parts = [];
-  if (look.queries.length) {
-    parts.push(`Underlined tokens can be chosen as the query: ${count(look.queries.length, "query", "queries")}, of which the full weights are in this file. The other tokens cannot, because their weights were not kept. Numbers are exact to 0.002 percentage points.`);
-  } else parts.push("No token can be chosen as the query, and the text has no shades: this file holds no full weights.");
+  if (!look.queries.length) {
+    parts.push("No token can be chosen as the query, and the text has no shades: this file holds no full weights.");
+  } else if (look.queries.length === tokenCount) parts.push("Every token can be chosen as the query.");
+  else {
+    const those = count(look.queries.length, "query", "queries");
+    parts.push(`Underlined tokens can be chosen as the query: ${those}, of which the full weights are in this file.`);
+    parts.push("The other tokens cannot, because their weights were not kept.");
+  }
   if (look.dropped) {
     const some = look.droppedFirst.map((q) => `#${q}`).join(", ") + (look.dropped > look.droppedFirst.length ? " \u2026" : "");
     parts.push(`Left out because the file would have grown beyond 15 MB: ${count(look.dropped, "earlier query", "earlier queries")} (${some}).`);
   }
+  if (look.queries.length) parts.push("Numbers are exact to 0.002 percentage points.");
   parts.push("Keys in the text: \u2190 \u2192 token, \u2191 \u2193 query, Enter choose.");
   return parts.join(" ");
 }

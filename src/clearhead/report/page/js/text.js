@@ -48,7 +48,9 @@ function drawPanel(panels, run, strip) {
     panelShares.push({ source: run.source, element: share });
     head.append(make("h3", "", nameTag(source.name)), share);
     const hidden = drawRun(body, run);
-    const line = make("p", "facts-line", trustBadge(source), make("span", "", count(length, "token")));
+    const line = make("p", "facts-line", trustBadge(source));
+    const role = roleName(source.role) === source.name ? "" : `${roleName(source.role)} \u00b7 `;
+    line.append(make("span", "", role + count(length, "token")));
     if (hidden) line.append(make("span", "alert", count(hidden, "hidden character")));
     head.append(line);
     drawOverview(head, run);
