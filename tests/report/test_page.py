@@ -138,6 +138,19 @@ def test_pointing_at_a_token_tells_its_number(open_page):
     assert f"#{position}" in page.locator("#readout").text_content()
 
 
+def test_the_strongest_tokens_are_listed_in_order_and_lead_to_their_place(open_page):
+    look = small_look()
+    page = open_page(look)
+    cell(page, 3, 0).click()
+    painted(page)
+    order = np.argsort(-look.maps[3, 0, -1], kind="stable")[:8]
+    said = [text.split("#")[1] for text in page.locator("#strongest .token-tag").all_text_contents()]
+    assert said == [str(i) for i in order]
+    page.locator("#strongest button").nth(2).click()
+    assert f"#{order[2]}" in page.locator("#readout").text_content()
+    assert page.evaluate("document.activeElement.className").startswith("t s")
+
+
 def test_the_first_token_does_not_wash_out_the_others(open_page):
     look = small_look()
     maps = look.maps * 0.001

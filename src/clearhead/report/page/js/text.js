@@ -2,6 +2,8 @@
 //
 // The spans are made once. A new choice only changes the class of those whose shade differs.
 
+const STRONGEST = 8; // tokens in the list of the strongest
+
 const spans = new Array(tokenCount);
 const numberOf = new WeakMap(); // span -> position
 const shades = new Uint8Array(tokenCount);
@@ -193,8 +195,15 @@ function tokenTag(position) {
 }
 
 function drawStrongest() {
-  const order = [...weights.keys()].filter((i) => weights[i] > 0).sort((a, b) => weights[b] - weights[a]).slice(0, 8);
-  byId("strongest").replaceChildren(...order.map((i) => rank(i, weights[i])));
+  const best = []; // positions, strongest first; kept short, because sorting all tokens costs time at 8K
+  for (let i = 0; i < tokenCount; i++) {
+    if (!(weights[i] > (best.length < STRONGEST ? 0 : weights[best[STRONGEST - 1]]))) continue;
+    let at = best.length;
+    while (at > 0 && weights[best[at - 1]] < weights[i]) at -= 1;
+    best.splice(at, 0, i);
+    best.length = Math.min(best.length, STRONGEST);
+  }
+  byId("strongest").replaceChildren(...best.map((i) => rank(i, weights[i])));
 }
 
 function drawOverall() {
