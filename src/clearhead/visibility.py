@@ -34,6 +34,9 @@ class Visibility:
             value = getattr(mask, name)
             if isinstance(value, Tensor):
                 _check_batch(name, value, B)
+        self._known_spans: dict[
+            tuple[int, int], list[tuple[int, int]]
+        ] = {}  # the layers of a model ask alike
         self._real = self._real_keys(B)
         self._dense = self._fitted_dense(B, Hq)
         self._documents = self._query_and_key_ids("documents", mask.documents, B)
@@ -85,6 +88,14 @@ class Visibility:
 
     def spans(self, rows: Rows) -> list[tuple[int, int]]:
         """Return disjoint, sorted ranges of keys outside which none of these queries sees anything."""
+        if isinstance(rows, Tensor):
+            return self._spans(rows)
+        key = (rows.start, rows.stop)
+        if key not in self._known_spans:
+            self._known_spans[key] = self._spans(rows)
+        return self._known_spans[key]
+
+    def _spans(self, rows: Rows) -> list[tuple[int, int]]:
         if self.Lk == 0 or _count(rows) == 0:
             return []
         low, high = self._bounds
@@ -96,6 +107,21 @@ class Visibility:
         for part in self._also:
             found = _intersected(found, part.spans(rows))
         return found
+
+    def borders(self, rows: Rows) -> list[int]:
+        """Return the keys at which these queries stop seeing all alike (the diagonal, the window's edge).
+
+        Tiles that end there are wholly visible on one side and cost no mask. Only a hint: sorted, maybe none.
+        """
+        m, found = self.mask, []
+        nearest, farthest = self._reach(rows)
+        if m.causal:
+            found.append(nearest + 1 - m.key_offset)
+        if m.window is not None and m.window[0] is not None:
+            found.append(farthest - m.window[0] - m.key_offset)
+        if m.window is not None and m.window[1] is not None:
+            found.append(nearest + m.window[1] + 1 - m.key_offset)
+        return sorted(found)
 
     def tile(self, rows: Rows, cols: slice) -> Tensor | None:
         """Return (B | 1, Hq | 1, rows, cols) booleans, True = visible, or None where all of it is."""
@@ -322,19 +348,23 @@ class Visibility:
         return low.amin(0).cpu(), high.amax(0).cpu()
 
     def _crosses_diagonal(self, rows: Rows, cols: slice) -> bool:
-        q = self._q[:, rows]
-        return q.numel() == 0 or self.mask.key_offset + cols.stop - 1 > int(q.min())
+        return self.mask.key_offset + cols.stop - 1 > self._reach(rows)[0]
 
     def _leaves_window(self, rows: Rows, cols: slice) -> bool:
         assert self.mask.window is not None
         left, right = self.mask.window
-        q = self._q[:, rows]
-        if q.numel() == 0:
-            return False
+        nearest, farthest = self._reach(rows)
         first, last = self.mask.key_offset + cols.start, self.mask.key_offset + cols.stop - 1
-        return (left is not None and first < int(q.max()) - left) or (
-            right is not None and last > int(q.min()) + right
+        return (left is not None and first < farthest - left) or (
+            right is not None and last > nearest + right
         )
+
+    def _reach(self, rows: Rows) -> tuple[int, int]:
+        """The lowest and the highest position of these queries."""
+        if isinstance(rows, slice) and not isinstance(self.offset, Tensor):
+            return self.offset + rows.start, self.offset + rows.stop - 1
+        q = self._q[:, rows]
+        return int(q.min()), int(q.max())
 
 
 def _chunk(position: Tensor, size: int) -> Tensor:

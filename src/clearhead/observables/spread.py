@@ -72,11 +72,20 @@ class Entropy(_PerQuery):
 
 
 class _EntropyAccount(_SumAccount):
-    def result(self) -> Tensor:
-        return super().result().clamp_(min=0.0)  # all weight on one key may come out as -1e-7
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.room = setting.zeros(0)  # for the products of one tile; the next one uses it again
 
     def of(self, tile: Tile) -> Tensor:
-        return torch.rsub(_dot(tile.weights, tile.log_weights), 0.0)
+        count = tile.weights.numel()
+        if self.room.numel() < count:
+            self.room = tile.weights.new_empty(count)
+        terms = torch.mul(tile.weights, tile.log_weights, out=self.room[:count].view(tile.weights.shape))
+        return terms.sum(-1)
+
+    def result(self) -> Tensor:
+        # 0 - sum gives 0.0 and not -0.0; all weight on one key may come out as -1e-7.
+        return torch.rsub(super().result(), 0.0).clamp_(min=0.0)
 
 
 @dataclass(frozen=True, eq=False)
