@@ -393,8 +393,9 @@ def call(**changes: Any) -> tuple[Tensor, Tensor | None]:
     return adapter.attention_function(module, *states, **{**arguments, **changes})
 
 
-def test_out_is_laid_out_as_transformers_wants_it() -> None:
-    out, weights = call()
+@pytest.mark.parametrize("softcap", [None, 2.0], ids=["fused", "tiles"])
+def test_out_is_laid_out_as_transformers_wants_it(softcap: float | None) -> None:
+    out, weights = call(softcap=softcap)
     assert out.shape == (2, 5, 4, 8)
     assert out.is_contiguous()
     assert weights is None
