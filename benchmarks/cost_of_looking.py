@@ -20,10 +20,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from record import arguments, exponent, pairs, save, table
-from texts import HEAD_SIZE, HEADS, KV_HEADS, even_segments, layer_inputs, token_ids
 
 import clearhead as ch
+from record import arguments, exponent, pairs, save, table
+from texts import HEAD_SIZE, HEADS, KV_HEADS, even_segments, layer_inputs, token_ids
 
 SEGMENTS = 8
 CAUSAL = ch.Mask(causal=True)

@@ -14,6 +14,7 @@ At 8192 tokens, where all eager weights would take 72 GB, the same is done for s
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
@@ -21,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from record import arguments, save, table
-from texts import even_segments, token_ids
 from torch import Tensor
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
 import clearhead as ch
 from clearhead.models.active import ACTIVE, Call
+from record import arguments, save, table
+from texts import even_segments, token_ids
 
 TARGET = 2e-5
 SEGMENTS = 5
@@ -76,7 +77,7 @@ def wanted(weights: Tensor, v: Tensor, queries: Tensor, n: int) -> dict[str, Ten
 
 def _parts(length: int, bins: int = 16) -> list[slice]:
     edges = [length * i // bins for i in range(bins + 1)]
-    return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+    return [slice(a, b) for a, b in itertools.pairwise(edges)]
 
 
 class Comparer:

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from record import arguments, exponent, pairs, save, table
-from texts import HEAD_SIZE, HEADS, KV_HEADS, even_segments, layer_inputs, token_ids
 from torch import Tensor
 
 import clearhead as ch
+from record import arguments, exponent, pairs, save, table
+from texts import HEAD_SIZE, HEADS, KV_HEADS, even_segments, layer_inputs, token_ids
 
 SEGMENTS, TOP = 8, 8
 MB = 2**20
