@@ -3,8 +3,7 @@
     python benchmarks/claims.py            write it
     python benchmarks/claims.py --check    say so and end with 1 if it is not what would be written
 
-No figure is typed by hand. A row of the first table is a function of the results; to add one, write it and
-put it into CLAIMS.
+The rows are in claim_rows.py.
 """
 
 from __future__ import annotations
@@ -12,233 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from claim_rows import CLAIMS, TARGETS, remarks
 
 HERE = Path(__file__).parent
 RESULTS, DOC = HERE / "results", HERE.parent / "docs" / "claims.md"
-Figures = dict[str, Any]
-
-
-class Claim(NamedTuple):
-    """One row: what is known, what we measured."""
-
-    name: str  # as in the project's mission
-    published: str
-    benchmark: str  # the JSON file, without .json
-    ours: Callable[[dict[str, Figures]], str]
-
-
-class Target(NamedTuple):
-    """What a figure was to be, and what it is."""
-
-    what: str
-    target: str
-    benchmark: str
-    ours: Callable[[Figures], str]
-    reached: Callable[[Figures], bool]
-
-
-def small(value: float) -> str:
-    """Two digits: 3.1e-07, 0.0086, 12."""
-    return f"{value:.2g}"
-
-
-def listed(values: list[float], digits: int = 2) -> str:
-    """A, b and c."""
-    shown = [f"{value:.{digits}f}" for value in values]
-    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
-
-
-def m1(results: dict[str, Figures]) -> str:
-    f = results["mechanism"]
-    mean, head = f["saturation"], f["head"]
-    return (
-        f"SmolLM2, {f['tokens']} tokens, {f['heads']} heads: every row of weights adds up to 1 within "
-        f"{small(f['rows_add_up_within'])}. Without the division the mean largest weight of a row goes from "
-        f"{mean['largest with']:.2f} to {mean['largest without']:.2f}, the entropy from "
-        f"{mean['entropy with']:.2f} to {mean['entropy without']:.2f} nats, the rows with over 0.99 on one key "
-        f"from {mean['over 0.99 with']:.0%} to {mean['over 0.99 without']:.0%}. Layer {head['layer']}, head "
-        f"{head['head']}: largest weight {head['largest with']:.2f} → {head['largest without']:.2f}, entropy "
-        f"{head['entropy with']:.2f} → {head['entropy without']:.2f}"
-    )
-
-
-def m2(results: dict[str, Figures]) -> str:
-    f = results["mechanism"]
-    return (
-        "8 heads of 64, self, causal and cross-attention, outputs and weights of every head: largest "
-        f"difference from `torch.nn.MultiheadAttention` {small(f['multi_head_worst'])}"
-    )
-
-
-def m3(results: dict[str, Figures]) -> str:
-    f = results["parity"]
-    kinds = ", ".join(f"{count} {kind}" for kind, count in f["kinds"].items())
-    return (
-        f"{f['families']} configurations of transformers ({kinds}), {f['cases']} cases with padding: largest "
-        f"difference of any output from the model's own eager code {small(f['largest_difference'])}"
-    )
-
-
-def m4(results: dict[str, Figures]) -> str:
-    f = results["mechanism"]
-    logits = f["logits"]
-    return (
-        "9/3, 8/2, 8/1 and 64/8 query/key heads: largest difference from torch's plain attention on repeated "
-        f"heads {small(f['grouped_worst'])}. SmolLM2 (9/3), {f['tokens']} tokens: logits up to "
-        f"{logits['largest']:.0f} differ from its eager code by {small(logits['ours_eager'])}; from the model "
-        f"in float64 ours by {small(logits['ours_float64'])}, eager by {small(logits['eager_float64'])}"
-    )
-
-
-def c1(results: dict[str, Figures]) -> str:
-    f = results["cost_of_looking"]
-    return (
-        f"measured exponent {f['exponent']:.2f} from {f['tokens'][0]} to {f['tokens'][-1]} tokens; between "
-        f"neighbours {listed(f['steps'])}; the last doubling takes {f['last_step_factor']:.1f} times as long"
-    )
-
-
-def c2(results: dict[str, Figures]) -> str:
-    f = results["memory"]
-    left_out = "".join(f" (left out: {reason})" for reason in f["left_out"])
-    return (
-        "peak extra bytes of a layer with the statistics of every query: exponent "
-        f"{f['exponent_written_down']:.2f} with weights written down, {f['exponent_clearhead']:.2f} here, "
-        f"{f['layer_tokens'][0]} to {f['layer_tokens'][-1]} tokens{left_out}"
-    )
-
-
-def s1(results: dict[str, Figures]) -> str:
-    f, memory = results["exactness"], results["memory"]
-    return (
-        f"SmolLM2, all layers and heads, {f['tokens']} tokens: weights within {small(f['weights_error'])} of "
-        f"eager's on the same queries and keys; {f['long_tokens']} tokens, where eager's weights take "
-        f"{f['long_eager_gb']:.0f} GB: within {small(f['long_weights_error'])} on {f['long_queries']} sampled "
-        f"queries per head, whole process {memory['model_peak_gb']:.2f} GB at {memory['model_tokens']} tokens "
-        "(`python benchmarks/memory.py`)"
-    )
-
-
-def s6(results: dict[str, Figures]) -> str:
-    f = results["animal"]
-    top, one, every = f["top"], f["effects"][0], f["effects"][-2]
-    return (
-        f"SmolLM2: layer {top['layer']}, head {top['head']} puts {top['on animal']:.0%} of “it” on “animal” "
-        f"and {top['on road']:.1%} on “road”; {f['heads_looking_most_at_animal']} of {f['heads']} heads look "
-        f"at “animal” most, the mean over all is {f['mean_on_animal']:.3f} (“road” {f['mean_on_road']:.3f}). "
-        f"“animal” deleted from that head's view: P(“tired”) after “too” goes from {one['tired before']:.2%} "
-        f"to {one['tired after']:.2%}; from the view of all heads: to {every['tired after']:.3%}"
-    )
-
-
-CLAIMS = (
-    Claim(
-        "M1",
-        "softmax(QKᵀ/√d_k)V; the weights of a row add up to 1; without the division by √d_k the softmax "
-        "saturates (Vaswani et al. 2017, eq. 1 and §3.2.1)",
-        "mechanism",
-        m1,
-    ),
-    Claim(
-        "M2",
-        "h heads in parallel, concatenated and projected; base model: 8 heads of 64 (Vaswani et al. 2017, "
-        "§3.2.2); `torch.nn.MultiheadAttention`",
-        "mechanism",
-        m2,
-    ),
-    Claim(
-        "M3",
-        "self-attention, masked self-attention and cross-attention: encoder-only, decoder-only, "
-        "encoder-decoder and text-to-image models give the outputs of their own code",
-        "parity",
-        m3,
-    ),
-    Claim(
-        "M4",
-        "several query heads share a key/value head: multi-query (Shazeer 2019), grouped-query (Ainslie et "
-        "al. 2023), as Llama 2 70B has it (8 key/value heads for 64)",
-        "mechanism",
-        m4,
-    ),
-    Claim(
-        "C1",
-        "n tokens are compared with n tokens: twice the input, about four times the attention work, "
-        "exponent 2 (Vaswani et al. 2017, table 1)",
-        "cost_of_looking",
-        c1,
-    ),
-    Claim(
-        "C2",
-        "memory: n × n for the straightforward form, exponent 2; linear for the tiled one, exponent 1 (Dao "
-        "et al. 2022)",
-        "memory",
-        c2,
-    ),
-    Claim(
-        "S1",
-        "what each head takes from each source, exact, at lengths where eager weights do not fit into memory",
-        "exactness",
-        s1,
-    ),
-    Claim(
-        "S6",
-        "“The animal didn't cross the road because it was too tired.”: a head in which “it” looks at “animal” "
-        "(Vaswani et al.'s picture of a translation model, 2017)",
-        "animal",
-        s6,
-    ),
-)
-
-TARGETS = (
-    Target(
-        "largest error of any observable against eager weights, SmolLM2, 512 tokens, all layers and heads",
-        "≤ 2e-5",
-        "exactness",
-        lambda f: (
-            small(f["largest_error"])
-            + (f" (above 2e-5: {', '.join(f['above_target'])})" if f["above_target"] else "")
-        ),
-        lambda f: f["largest_error"] <= 2e-5,
-    ),
-    Target(
-        "logits of 28 model configurations against their eager code",
-        "≤ 1e-5",
-        "parity",
-        lambda f: small(f["largest_difference"]),
-        lambda f: f["largest_difference"] <= 1e-5,
-    ),
-    Target(
-        "exponent of a layer's peak extra memory",
-        "≤ 1.1",
-        "memory",
-        lambda f: f"{f['exponent_clearhead']:.2f}",
-        lambda f: f["exponent_clearhead"] <= 1.1,
-    ),
-    Target(
-        "peak memory of the whole model at 8192 tokens: segments, entropy and 8 top keys of every query",
-        "< 3 GB",
-        "memory",
-        lambda f: f"{f['model_peak_gb']:.2f} GB, of it answers {f['model_answers_gb']:.2f} GB",
-        lambda f: f["model_peak_gb"] < 3,
-    ),
-    Target(
-        "segments and entropy of all queries, time over plain attention, 512 to 8192 tokens",
-        "≤ 2.5×",
-        "cost_of_looking",
-        lambda f: f"{listed(f['all'])}×",
-        lambda f: f["all_worst"] <= 2.5,
-    ),
-    Target(
-        "the same of the last query only",
-        "≤ 1.05×",
-        "cost_of_looking",
-        lambda f: f"{listed(f['last'], 3)}×",
-        lambda f: f["last_worst"] <= 1.05,
-    ),
-)
 
 
 def read(folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
@@ -258,8 +37,8 @@ def render(results: dict[str, dict[str, Any]]) -> str:
     lines = [
         "# What is known, and what we measured",
         "",
-        "Written by `python benchmarks/claims.py` from the files in `benchmarks/results/`, which the commands "
-        "in the last column make. Do not edit it by hand.",
+        "Written by `python benchmarks/claims.py` from the files in `benchmarks/results/`, which the "
+        "commands in the last column make. Do not edit it by hand.",
         "",
         "| | published fact | our figure | command |",
         "|---|---|---|---|",
@@ -279,31 +58,14 @@ def render(results: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def remarks(figures: dict[str, Figures]) -> list[str]:
-    """What one must know to read the figures."""
-    exact, cost = figures["exactness"], figures["cost_of_looking"]
-    whole = exact["end_to_end"]
-    return [
-        "Exactness is measured on the same queries and keys, layer by layer. Two models that round "
-        "differently drift apart from layer to layer: end to end, our weights differ from those of a separate "
-        f"eager run by up to {small(whole['weights_ours_eager'])} (in the first layer "
-        f"{small(whole['weights_ours_eager_first_layer'])}); from the model in float64 ours are up to "
-        f"{small(whole['weights_ours_float64'])} away, eager's {small(whole['weights_eager_float64'])}.",
-        "",
-        "Times are medians of ratios within interleaved rounds. Two equal calls in the same rounds are apart "
-        f"by (quarter of the rounds below and above, each length) {', '.join(cost['noise'])}. On SmolLM2's "
-        f"prefill of {cost['model_tokens']} tokens looking costs {cost['model_all']:.2f}× (all queries) and "
-        f"{cost['model_last']:.2f}× (the last).",
-    ]
-
-
 def machine(about: dict[str, Any]) -> str:
     """One line on where a figure was made."""
     return (
         f"{about['architecture']} ({', '.join(about['instruction_sets'])}), {about['cores']} cores, "
         f"{about['memory_gb']} GB; torch {about['torch']} on {about['torch_threads']} threads, transformers "
-        f"{about['transformers']}, Python {about['python']}; sgemm {about['sgemm_gflops_1_thread']} GFLOP/s on "
-        f"one thread, {about['sgemm_gflops_all_threads']} on all; reads {about['memory_read_gb_per_s']} GB/s"
+        f"{about['transformers']}, Python {about['python']}; sgemm {about['sgemm_gflops_1_thread']} GFLOP/s "
+        f"on one thread, {about['sgemm_gflops_all_threads']} on all; reads "
+        f"{about['memory_read_gb_per_s']} GB/s"
     )
 
 

@@ -19,7 +19,8 @@ NAMES = ("mechanism", "parity", "animal", "exactness", "memory", "cost_of_lookin
 
 def main() -> None:
     """Run them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which (default: {', '.join(NAMES)})")
     parser.add_argument("--quick", action="store_true", help="small sizes; nothing is written")
     options = parser.parse_args()
