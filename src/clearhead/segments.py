@@ -75,9 +75,7 @@ class Segments:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Segments):
             return NotImplemented
-        return (
-            self.names == other.names and self.output == other.output and torch.equal(self.ids, other.ids)
-        )
+        return self.names == other.names and self.output == other.output and torch.equal(self.ids, other.ids)
 
     def __hash__(self) -> int:
         return hash((self.names, self.output, tuple(self.ids.shape)))

@@ -348,7 +348,7 @@ class Visibility:
         return low.amin(0).cpu(), high.amax(0).cpu()
 
     def _crosses_diagonal(self, rows: Rows, cols: slice) -> bool:
-        return self.mask.key_offset + cols.stop - 1 > self._reach(rows)[0]
+        return bool(self.mask.key_offset + cols.stop - 1 > self._reach(rows)[0])
 
     def _leaves_window(self, rows: Rows, cols: slice) -> bool:
         assert self.mask.window is not None

@@ -5,7 +5,8 @@ Plain numbers and numpy arrays only: nothing here knows torch, models or HTML.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +20,13 @@ class Source:
     """
 
     name: str
-    role: str  # system, user, assistant, tool, data, template, sink, output
+    role: str  # system, user, assistant, tool, data, template, or sink: the first token, shown apart
     trusted: bool
     tokens: int
     mass: float  # share of the attention, 0..1
-    per_token: float  # mass per token, divided by the average over all visible tokens; 1 = average
-    output: float  # share of the norm of the heads' outputs, 0..1
-    heads: tuple[tuple[int, int, float], ...]  # (layer, head, mass) that look most at it, heaviest first
+    per_token: float  # mass per token, divided by the average over all tokens but the first; 1 = average
+    output: float  # share of the lengths of the parts of the heads' outputs, 0..1
+    heads: tuple[tuple[int, int, float], ...]  # (layer number, head number, mass), the most, heaviest first
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,29 @@ class Look:
     layers: tuple[int, ...]  # L, the numbers of the layers looked at
     mass: NDArray[np.float32]  # (L, H, S), mean over the chosen queries
     entropy: NDArray[np.float32]  # (L, H), nats, mean over the chosen queries
-    top_tokens: tuple[TopToken, ...]
+    top_tokens: tuple[TopToken, ...]  # of all tokens but the first, heaviest first
     map_queries: tuple[int, ...]  # Q, positions of the queries whose full weights are kept
     maps: NDArray[np.float32]  # (L, H, Q, n), weights of those queries
     evidence: str  # what a map of this look is worth as evidence, one sentence
     evidence_url: str  # where the docs explain that sentence
     notes: tuple[str, ...] = ()  # what a reader should know: tokens that cross a border, control text …
     command: str = ""  # the command line that made it
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the maps as plain values, ready for JSON."""
+        return {
+            "model": self.model,
+            "model_hash": self.model_hash,
+            "query": self.query,
+            "sources": [asdict(source) for source in self.sources],
+            "layers": list(self.layers),
+            "mass": self.mass.tolist(),
+            "entropy": self.entropy.tolist(),
+            "top_tokens": [asdict(token) for token in self.top_tokens],
+            "tokens": list(self.tokens),
+            "ids": self.ids.tolist(),
+            "evidence": self.evidence,
+            "evidence_url": self.evidence_url,
+            "notes": list(self.notes),
+            "command": self.command,
+        }

@@ -17,6 +17,7 @@ from clearhead.front_door import attention
 from clearhead.mask import Mask, as_mask
 from clearhead.models.active import ACTIVE, Call
 from clearhead.models.carrier import CarriedMask
+from clearhead.models.narrow import RULE
 from clearhead.shapes import compute_dtype
 from clearhead.visibility import Visibility
 
@@ -72,6 +73,10 @@ def attention_function(
                 'support; use this model with attn_implementation="eager"'
             )
     mask, bias = _mask_and_bias(attention_mask, query, key)
+    rule = RULE.get()
+    if rule is not None:
+        narrower = rule(Call(module, query, key, value, mask, _offset(mask, query, key)))
+        mask = mask if narrower is None else mask & narrower
     if position_bias is not None:
         bias = position_bias if bias is None else bias + position_bias
     given = query.dtype

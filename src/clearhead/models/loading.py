@@ -13,6 +13,7 @@ import torch
 from clearhead.errors import ArgumentError, ClearheadError, MissingExtraError, ModelError
 from clearhead.models import hook
 from clearhead.models.conversion import convert_once, default_cache_dir, sha256, without_bars
+from clearhead.models.probe import ensure_supported
 from clearhead.models.progress import Progress
 
 
@@ -74,7 +75,8 @@ def load(
     A GGUF file is converted once (about 20 s for smollm2); after that a start takes about a second. Code
     that a model brings along is never run.
 
-    Raises ModelError for a model that cannot be found or loaded, or whose weights are not complete;
+    Raises ModelError for a model that cannot be found or loaded, whose weights are not complete, or that
+    computes its attention by itself when "clearhead" is asked for (`probe.ensure_supported`);
     MissingExtraError without transformers; ArgumentError for a name that can be none of the above.
     """
     if not isinstance(name, str) or not name.strip() or "\0" in name:
@@ -91,6 +93,8 @@ def load(
     model, tokenizer = _read(name, source, dtype, attn_implementation, revision)
     if device is not None:
         model = model.to(device)
+    if attn_implementation == hook.NAME:
+        ensure_supported(model)
     if known is None:
         known = getattr(model.config, "_commit_hash", None) if source is None else _hash(source)
     return LoadedModel(model, tokenizer, name, known or "")

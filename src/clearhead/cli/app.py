@@ -1,0 +1,41 @@
+"""The commands, put together."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from clearhead import __version__
+from clearhead.cli.demo import demo
+from clearhead.cli.look import look
+from clearhead.cli.steps import steps
+
+app = typer.Typer(
+    name="clearhead",
+    help="Attention you can see through: what the heads of a language model look at, exactly.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"clearhead {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command()(look)
+app.command()(steps)
+app.command()(demo)

@@ -1,0 +1,236 @@
+"""Run a model once on a prompt and say how much of the attention each source gets."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead.errors import ArgumentError
+from clearhead.evidence import grade
+from clearhead.look.result import Look, Source, TopToken
+from clearhead.models.active import ACTIVE, Call, Recorder
+from clearhead.models.loading import LoadedModel
+from clearhead.models.prompt import TEMPLATE, Prompt, check_length
+from clearhead.observables import Entropy, KeyMass, Observable, SegmentMass, SegmentOutput, Weights
+from clearhead.segments import Segments
+from clearhead.trace.observe import observe
+from clearhead.trace.trace import View
+
+#: What the first token is called: heads rest much of their weight there, whatever it says (Xiao et al. 2023).
+SINK = "first token"
+#: How many heads are named per source, and how many tokens in the list of the most looked-at.
+HEADS, TOP = 5, 12
+
+
+class _Sourced(NamedTuple):
+    """The prompt's tokens sorted into the rows of the table."""
+
+    ids: Tensor  # (n,)
+    names: tuple[str, ...]
+    roles: tuple[str, ...]
+    trusted: tuple[bool, ...]
+
+
+def look(
+    loaded: LoadedModel,
+    prompt: Prompt,
+    *,
+    query: str = "last",
+    layers: Sequence[int] | None = None,
+    map_weights: int = 16_000_000,
+    progress: Callable[[int], None] | None = None,
+    command: str = "",
+) -> Look:
+    """Run the model once on the prompt and return what its heads looked at.
+
+    query: "last" (the token from which the answer begins), "all", or a text: the tokens of every place where
+        it stands in the prompt.
+    layers: numbers of the layers to look at; default all.
+    map_weights: at most this many weights are kept for maps (a map is layers · heads · tokens of them); the
+        chosen queries come first, then the ends of the sources, then the tokens from the last one back. 0:
+        no maps.
+    progress: called with the number of layers that are done.
+
+    Memory is linear in the number of tokens. Raises PromptError if the prompt is longer than the model's
+    positions, ArgumentError for a query text that is not in the prompt or unknown layers, ModelError if the
+    model does not attend through clearhead.
+    """
+    model = loaded.model
+    n = len(prompt)
+    check_length(n, model.config)
+    sourced = _sourced(prompt)
+    chosen, words = _queries(prompt, query)
+    segments = Segments(sourced.ids, sourced.names)
+    heads = _heads(model)
+    kept = _map_queries(sourced.ids, chosen, map_weights // max(1, heads.layers * heads.heads * n))
+    rows: Any = "all" if len(chosen) == n else chosen
+    asked: list[Observable] = [
+        SegmentMass(segments, rows=rows),
+        SegmentOutput(segments, norms=True, rows=rows),
+        KeyMass(rows=rows),
+        Entropy(rows=rows),
+    ]
+    if kept:
+        asked.append(Weights(rows=kept))
+    extra = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+    inputs = {name: tensor.to(model.device) for name, tensor in prompt.inputs.items()}
+    with torch.inference_mode(), observe(model, segments, asked, layers=layers) as trace:
+        recorder = ACTIVE.get()
+        token = ACTIVE.set(_Counting(recorder, progress)) if recorder is not None and progress else None
+        try:
+            model(**inputs, **extra)
+        finally:
+            if token is not None:
+                ACTIVE.reset(token)
+    view = trace.stream()
+    return _summed(loaded, prompt, sourced, view, words, kept, command)
+
+
+# ---------------------------------------------------------------------- before the run
+
+
+def _sourced(prompt: Prompt) -> _Sourced:
+    """Give the first token a row of its own, and leave out the rows that no prompt token can be in."""
+    ids = prompt.segments.ids.clone()
+    names = [s.name for s in prompt.sources] + [TEMPLATE]
+    roles = [s.role for s in prompt.sources] + ["template"]
+    trusted = [s.trusted for s in prompt.sources] + [True]
+    name = SINK
+    while name in names:
+        name += "'"
+    ids[0] = len(names)
+    return _Sourced(ids, (*names, name), (*roles, "sink"), (*trusted, True))
+
+
+def _queries(prompt: Prompt, query: str) -> tuple[list[int], str]:
+    """The positions of the chosen queries, and the choice in words."""
+    n = len(prompt)
+    if query == "last":
+        return [n - 1], "last token"
+    if query == "all":
+        return list(range(n)), f"all {n} tokens"
+    if not query:
+        raise ArgumentError("query must be 'last', 'all' or a text of the prompt, got an empty text")
+    ends = np.cumsum([len(t) for t in prompt.tokens])
+    starts = ends - [len(t) for t in prompt.tokens]
+    found: set[int] = set()
+    at = prompt.text.find(query)
+    while at >= 0:
+        inside = np.nonzero((starts < at + len(query)) & (ends > at))[0]
+        found.update(int(i) for i in inside)
+        at = prompt.text.find(query, at + 1)
+    if not found:
+        raise ArgumentError(
+            f"query must be 'last', 'all' or a text of the prompt; {query!r} is not in the prompt"
+        )
+    plural = "token" if len(found) == 1 else "tokens"
+    return sorted(found), f"{len(found)} {plural} of {query!r}"
+
+
+class _Size(NamedTuple):
+    layers: int
+    heads: int
+
+
+def _heads(model: Any) -> _Size:
+    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    return _Size(int(config.num_hidden_layers), int(config.num_attention_heads))
+
+
+def _map_queries(ids: Tensor, chosen: Sequence[int], room: int) -> list[int]:
+    """Which queries keep their map: at most `room`, sorted."""
+    n = len(ids)
+    ends = [int((ids == s).nonzero()[-1]) for s in torch.unique(ids).tolist()]
+    wanted = dict.fromkeys([*reversed(chosen), *sorted(ends, reverse=True), *reversed(range(n))])
+    return sorted(list(wanted)[:room])
+
+
+class _Counting:
+    """A recorder that also says how many layers are done."""
+
+    def __init__(self, inner: Recorder, progress: Callable[[int], None]) -> None:
+        self._inner, self._progress, self._done = inner, progress, 0
+
+    def observables(self, call: Call) -> Sequence[Observable]:
+        return self._inner.observables(call)
+
+    def record(self, call: Call, observables: Sequence[Observable], seen: Sequence[Any]) -> None:
+        self._inner.record(call, observables, seen)
+        self._done += 1
+        self._progress(self._done)
+
+
+# ---------------------------------------------------------------------- after the run
+
+
+def _summed(
+    loaded: LoadedModel,
+    prompt: Prompt,
+    sourced: _Sourced,
+    view: View,
+    words: str,
+    kept: Sequence[int],
+    command: str,
+) -> Look:
+    n, S = len(prompt), len(sourced.names)
+    mass = view.mass.double().mean(2)  # (L, H, S)
+    norms = view.segment_output.double()
+    total = norms.sum(-1, keepdim=True)
+    output = (norms / total.masked_fill(total == 0, 1.0)).mean((0, 1, 2))
+    received = view.key_mass.double().mean((0, 1)) / view.mass.shape[2]  # (n,)
+    share = mass.mean((0, 1))
+    count = torch.bincount(sourced.ids, minlength=S)
+    average = (1 - share[-1]) / max(1, n - 1)
+    sources = tuple(
+        Source(
+            sourced.names[s],
+            sourced.roles[s],
+            sourced.trusted[s],
+            int(count[s]),
+            float(share[s]),
+            float(share[s] / count[s] / average) if count[s] and average > 0 else 0.0,
+            float(output[s]),
+            _strongest(mass[:, :, s], view) if count[s] else (),
+        )
+        for s in range(S)
+    )
+    order = [i for i in received.argsort(descending=True).tolist() if i != 0][:TOP]
+    top = tuple(
+        TopToken(i, prompt.tokens[i], int(sourced.ids[i]), float(received[i]))
+        for i in order
+        if received[i] > 0
+    )
+    L, H = mass.shape[:2]
+    maps = view.weights if kept else torch.zeros(L, H, 0, n)
+    return Look(
+        model=loaded.name,
+        model_hash=loaded.hash,
+        query=words,
+        tokens=prompt.tokens,
+        ids=sourced.ids.numpy(),
+        sources=sources,
+        layers=view.layers,
+        mass=mass.float().numpy(),
+        entropy=view.entropy.double().mean(2).float().numpy(),
+        top_tokens=top,
+        map_queries=tuple(kept),
+        maps=maps.float().numpy(),
+        evidence=grade.UNTESTED,
+        evidence_url=grade.DOCS,
+        notes=prompt.notes,
+        command=command,
+    )
+
+
+def _strongest(mass: Tensor, view: View) -> tuple[tuple[int, int, float], ...]:
+    best = mass.flatten().topk(min(HEADS, mass.numel()))
+    H = mass.shape[1]
+    return tuple(
+        (view.layers[i // H], view.heads[i % H], float(w))
+        for w, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    )
