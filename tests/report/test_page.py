@@ -257,9 +257,11 @@ def test_every_map_has_its_evidence_line_and_link(open_page):
 @pytest.mark.parametrize(
     "address", ["javascript:alert(1)", "data:text/html,x", " javascript:alert(1)", "docs/x.md", ""]
 )
-def test_only_a_web_address_becomes_a_link(open_page, address):
+def test_only_a_web_address_becomes_a_link_others_lead_to_the_page_s_own_section(open_page, address):
     page = open_page(small_look(evidence_url=address))
-    assert page.locator(".evidence a").count() == 0
+    links = page.locator(".evidence a")
+    assert {link.get_attribute("href") for link in links.all()} == {"#worth"}
+    assert "not say why" in page.locator("#worth").text_content()
     assert address.strip() in page.locator("header.top .evidence").text_content()
 
 

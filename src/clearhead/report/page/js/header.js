@@ -15,15 +15,13 @@ function drawHeader() {
   for (const note of look.notes) byId("notes").append(make("li", "", note));
 }
 
-/** The evidence line. Only a web address becomes a link; any other address is shown as text. */
+/** The evidence line. Only a web address becomes a link of its own; else the page's last section explains. */
 function drawEvidence(element) {
   element.append(make("strong", "", "Evidence: "), make("span", "", look.evidence), " ");
-  if (/^https?:\/\//i.test(look.evidenceUrl)) {
-    const link = make("a", "", "What this means");
-    link.href = look.evidenceUrl;
-    link.rel = "noopener noreferrer";
-    element.append(link);
-  } else if (look.evidenceUrl) {
-    element.append(make("span", "code", look.evidenceUrl));
-  }
+  const link = make("a", "", "What this means");
+  const outside = /^https?:\/\//i.test(look.evidenceUrl);
+  link.href = outside ? look.evidenceUrl : "#worth";
+  if (outside) link.rel = "noopener noreferrer";
+  element.append(link);
+  if (!outside && look.evidenceUrl) element.append(" ", make("span", "code", look.evidenceUrl));
 }
