@@ -13,12 +13,10 @@ class Stream:
 
     axes: for each answer, the names of its axes, "layer" and "batch" first: (layer, batch, head, …).
     values: for each answer, its tensor; an answer of several parts has them under "name.part".
-    layers: the numbers of the layers, counted within the stream. heads: the numbers of the heads.
-    queries: for each answer with a query axis, the position of each query in the padded row.
-    last: the answers that hold, for every row of the batch, the query of its own last token.
-    prompt: how many queries came up to the end of the first call; the later ones were generated.
-    real: (B, Lk) booleans, False for padding, or None where all keys are real.
-    own_queries: whether queries and keys are the same tokens (self-attention).
+    layers: the numbers of the layers. heads: the numbers of the heads.
+    queries: for each answer with a query axis, (B, R) integers: the number of each query among its item's
+        real tokens, -1 where the item has no such query.
+    real: (B, K) booleans, False for keys that are padding, or None where all keys are real.
     """
 
     axes: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -26,10 +24,12 @@ class Stream:
     layers: tuple[int, ...] = ()
     heads: tuple[int, ...] = ()
     queries: dict[str, Tensor] = field(default_factory=dict)
-    last: frozenset[str] = frozenset()
     real: Tensor | None = None
-    own_queries: bool = True
-    prompt: int = 0
+
+    @property
+    def batch(self) -> int:
+        """The number of items; a vision tower may have another than the text."""
+        return next((int(value.shape[1]) for value in self.values.values()), 0)
 
 
 @dataclass
@@ -37,6 +37,5 @@ class TraceData:
     """All streams of one run, with the model's name and the names of the segments."""
 
     model: str
-    batch: int
     segments: tuple[str, ...]
     streams: dict[str, Stream]

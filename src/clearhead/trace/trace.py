@@ -3,7 +3,8 @@
     trace.mass[layer, head, query, segment]
 
 A trace of one prompt is used as it stands; of a batch, `trace[b]` is the item, without its padding. A model
-with several streams (encoder, decoder, cross-attention) keeps them apart: `trace.stream("cross")`.
+with several streams (encoder, decoder, cross-attention) keeps them apart: `trace.stream("cross")`. How it is
+recorded is not this file's business, and neither is the file format.
 """
 
 from __future__ import annotations
@@ -12,23 +13,31 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
-from clearhead.errors import MissingExtraError, TraceError
+from clearhead.errors import ClearheadError, MissingExtraError, TraceError
 from clearhead.observables import Top
 from clearhead.trace.data import Stream, TraceData
+from clearhead.trace.printing import printable
 
 if TYPE_CHECKING:
     import pandas
     import xarray
 
 
+class UnknownNameError(TraceError, AttributeError):
+    """A trace has no answer of this name; also an AttributeError, so that `hasattr` works."""
+
+
+class UnknownItemError(TraceError, IndexError):
+    """A trace has no item of this number; also an IndexError, so that iteration ends."""
+
+
 class View:
     """One item of one stream, without padding. Answers are attributes: `view.mass`, `view.entropy` …
 
     Each is a tensor with the axes `view.axes[name]`, the first of which is "layer"; TopKeys is a `Top` of
-    two. Queries and keys are counted from the item's first real token.
+    two. Queries, keys and the indices of TopKeys are numbers of the item's own real tokens, from 0 on.
     """
 
     def __init__(self, data: TraceData, stream: str, item: int) -> None:
@@ -37,7 +46,7 @@ class View:
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{n} {tuple(self.value(n).shape)}" for n in self.values)
-        return f"<{self._name} attention of item {self._item}: {shown}>"
+        return f"<{printable(self._name)} attention of item {self._item}: {printable(shown)}>"
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -65,12 +74,15 @@ class View:
         return tuple(self._stream.values)
 
     def queries(self, name: str) -> Tensor:
-        """The position of each query of an answer, counted from the item's first real token: (R,)."""
+        """The number of each query of an answer among the item's real tokens: (R,).
+
+        Raises TraceError for an unknown answer or one without a query axis.
+        """
         self._check(name, self._stream.axes)
         chosen = self._chosen_queries(name)
         if chosen is None:
             raise TraceError(f"{name} has no query axis, its axes are {self.axes[name]}")
-        return self._renumbered(self._stream.queries[name][chosen])
+        return self._stream.queries[name][self._item][chosen]
 
     def value(self, name: str) -> Tensor:
         """Return one answer (or one part of it) by name. Raises TraceError listing the names there are."""
@@ -80,12 +92,9 @@ class View:
         axes = self.axes[base]
         chosen = self._chosen_queries(base)
         if chosen is not None:
-            tensor = tensor.index_select(axes.index("query"), chosen)
-        real = self._real_keys()
-        if real is not None and "key" in axes:
-            tensor = tensor.index_select(axes.index("key"), real)
-        if name == "top_keys.indices":
-            tensor = torch.where(tensor < 0, tensor, self._renumbered(tensor.clamp(min=0)))
+            tensor = _picked(tensor, axes.index("query"), chosen)
+        if self._stream.real is not None and "key" in axes:
+            tensor = _picked(tensor, axes.index("key"), self._stream.real[self._item].nonzero()[:, 0])
         return tensor
 
     def __getattr__(self, name: str) -> Any:
@@ -93,15 +102,15 @@ class View:
             raise AttributeError(name)
         parts = [n for n in self._stream.values if n.split(".")[0] == name]
         if not parts:
-            raise AttributeError(f"this trace holds {self._names()}, not {name!r}")
-        if name == "top_keys":
-            return Top(self.value("top_keys.weights"), self.value("top_keys.indices"))
-        if len(parts) > 1:
+            raise UnknownNameError(self._unknown(name))
+        if parts == ["top_keys.weights", "top_keys.indices"]:
+            return Top(self.value(parts[0]), self.value(parts[1]))
+        if parts != [name]:
             return tuple(self.value(part) for part in parts)
         return self.value(name)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain lists, ready for JSON."""
+        """Return everything as plain lists, ready for JSON; numbers that are not finite become None."""
         return {
             "layers": list(self.layers),
             "heads": list(self.heads),
@@ -114,7 +123,7 @@ class View:
                         if name.split(".")[0] in self._stream.queries
                         else None
                     ),
-                    "data": self.value(name).tolist(),
+                    "data": _plain(self.value(name)),
                 }
                 for name in self.values
             },
@@ -157,61 +166,44 @@ class View:
 
     def _check(self, name: str, there: dict[str, Any]) -> None:
         if name not in there:
-            raise TraceError(f"this trace holds {self._names()}, not {name!r}")
+            raise TraceError(self._unknown(name))
 
-    def _names(self) -> str:
-        return ", ".join(self._stream.values) or "nothing"
-
-    # ------------------------------------------------------------------ padding
-
-    def _real_keys(self) -> Tensor | None:
-        real = self._stream.real
-        return None if real is None else real[self._item].nonzero()[:, 0]
-
-    def _real_queries(self) -> Tensor | None:
-        """Positions of the item's real tokens on the query side, or None if all are."""
-        if self._stream.own_queries:
-            return self._real_keys()
-        mate = self._data.streams.get("self")
-        return None if mate is None or mate.real is None else mate.real[self._item].nonzero()[:, 0]
+    def _unknown(self, name: str) -> str:
+        mine = ", ".join(map(printable, self._stream.values)) or "nothing"
+        text = f"the {printable(self._name)} attention of this trace holds {mine}, not {name!r}"
+        others = [
+            printable(label)
+            for label, stream in self._data.streams.items()
+            if name in stream.axes or name in stream.values
+        ]
+        return f"{text}; it is in trace.stream(name) for the streams {', '.join(others)}" if others else text
 
     def _chosen_queries(self, name: str) -> Tensor | None:
-        """Which entries of the query axis belong to this item."""
+        """Which entries of the query axis belong to this item; None without a query axis."""
         queries = self._stream.queries.get(name)
-        if queries is None:
-            return None
-        everything = torch.arange(len(queries))
-        real = self._real_queries()
-        if real is None:
-            return everything
-        kept = everything[torch.isin(queries, real)]
-        if name in self._stream.last and len(kept):
-            prompt = queries[kept] < self._stream.prompt
-            before = kept[prompt]  # of the prompt only the item's own last token; then every generated one
-            kept = torch.cat([before[-1:], kept[~prompt]])
-        return kept
-
-    def _renumbered(self, positions: Tensor) -> Tensor:
-        """Count positions from the item's first real token, padding left out."""
-        real = self._real_queries()
-        if real is None or not len(real):
-            return positions
-        return torch.searchsorted(real, positions.contiguous())
+        return None if queries is None else (queries[self._item] >= 0).nonzero()[:, 0]
 
 
 class Trace:
     """What one model run looked at. Made by `clearhead.observe`, saved by `save`, loaded by `Trace.load`.
 
-    With one item, answers of the main stream are attributes: `trace.mass`, `trace.entropy`, …
-    With several, `trace[b]` is the item (a `View`), and `len(trace)` their number.
+    With one item, answers of the main stream are attributes: `trace.mass`, `trace.entropy`, … With several,
+    `trace[b]` is the item (a `View`), and `len(trace)` their number. The main stream is "self" if there is
+    one, else the only one; the others are at `trace.stream(name)`.
     """
 
     def __init__(self, source: TraceData | Callable[[], TraceData]) -> None:
+        self._source: TraceData | Callable[[], TraceData] | ClearheadError = source
+
+    def _close(self, source: TraceData | ClearheadError) -> None:
+        """The run is over: this is what the trace holds from now on."""
         self._source = source
 
     @property
     def data(self) -> TraceData:
-        """The plain tensors."""
+        """The plain tensors. Raises TraceError if the run broke off in a way that left nothing whole."""
+        if isinstance(self._source, ClearheadError):
+            raise TraceError(f"the trace could not be put together: {self._source}") from self._source
         return self._source if isinstance(self._source, TraceData) else self._source()
 
     @property
@@ -230,40 +222,58 @@ class Trace:
         return tuple(self.data.streams)
 
     def __len__(self) -> int:
-        """Return the number of items in the batch."""
-        return self.data.batch
+        """Return the number of items of the main stream; 0 for an empty trace."""
+        return self.data.streams[self._main()].batch if self.data.streams else 0
+
+    def __bool__(self) -> bool:
+        """True, also for an empty trace."""
+        return True
 
     def __iter__(self) -> Iterator[View]:
         return (self[b] for b in range(len(self)))
 
     def __getitem__(self, item: int) -> View:
-        """Return one item of the main stream. Raises TraceError or IndexError."""
+        """Return one item of the main stream. Raises TraceError, which is an IndexError beyond the last."""
         return self.stream(item=item)
 
     def stream(self, name: str | None = None, *, item: int | None = None) -> View:
-        """Return a stream by name (default: "self" if there is one, else the only one), for one item.
+        """Return a stream by name (default: the main one), for one item.
 
-        Raises TraceError for an unknown stream, an empty trace, or a batch of which no item was chosen.
+        Items are counted within the stream: a vision tower may have more of them than the text.
+        Raises TraceError for an unknown stream, an empty trace, a batch of which no item was chosen, or an
+        item that is not there.
         """
         data = self.data
-        if not data.streams:
-            raise TraceError(
-                "the trace is empty: no attention call was observed (did the model run inside it?)"
-            )
-        if name is None:
-            names = list(data.streams)
-            if "self" not in names and len(names) > 1:
-                raise TraceError(f"the trace holds the streams {', '.join(names)}: name one, stream(name)")
-            name = "self" if "self" in names else names[0]
+        if name is None or not data.streams:
+            name = self._main()
         if name not in data.streams:
-            raise TraceError(f"the trace holds the streams {', '.join(data.streams)}, not {name!r}")
+            raise TraceError(f"the trace holds the streams {self._labels()}, not {name!r}")
+        batch = data.streams[name].batch
         if item is None:
-            if data.batch != 1:
-                raise TraceError(f"the trace holds {data.batch} items: choose one, as in trace[0]")
+            if batch != 1:
+                raise TraceError(
+                    f"the {printable(name)} attention of this trace has {batch} items: choose one, as in "
+                    "trace[0] or trace.stream(name, item=0)"
+                )
             item = 0
-        if not -data.batch <= item < data.batch:
-            raise IndexError(f"item {item} is out of range: the trace holds {data.batch}")
-        return View(data, name, item % data.batch)
+        if not isinstance(item, int):
+            raise TraceError(f"an item is chosen by its number, got {item!r}")
+        if not -batch <= item < batch:
+            raise UnknownItemError(f"item {item} is out of range: the trace holds {batch}")
+        return View(data, name, item % batch)
+
+    def _main(self) -> str:
+        streams = self.data.streams
+        if not streams:
+            raise TraceError(
+                "the trace is empty: no attention call was observed (did the model run inside the context?)"
+            )
+        if "self" in streams or len(streams) == 1:
+            return "self" if "self" in streams else next(iter(streams))
+        raise TraceError(f"the trace holds the streams {self._labels()}: name one, trace.stream(name)")
+
+    def _labels(self) -> str:
+        return ", ".join(map(printable, self.data.streams))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -271,9 +281,14 @@ class Trace:
         return getattr(self.stream(), name)
 
     def __repr__(self) -> str:
+        if isinstance(self._source, ClearheadError):
+            return "<Trace of a run that broke off>"
         data = self.data
-        shown = "; ".join(f"{n}: {', '.join(s.values)}" for n, s in data.streams.items()) or "empty"
-        return f"<Trace of {data.model}, {data.batch} item{'s' * (data.batch != 1)}: {shown}>"
+        shown = "; ".join(
+            f"{n} ({s.batch} item{'s' * (s.batch != 1)}): {', '.join(s.values)}"
+            for n, s in data.streams.items()
+        )
+        return f"<Trace of {printable(data.model)}, {printable(shown or 'empty')}>"
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain lists, ready for JSON: streams, then items."""
@@ -281,14 +296,16 @@ class Trace:
         return {
             "model": data.model,
             "streams": {
-                name: [View(data, name, b).to_dict() for b in range(data.batch)] for name in data.streams
+                name: [View(data, name, b).to_dict() for b in range(stream.batch)]
+                for name, stream in data.streams.items()
             },
         }
 
     def save(self, path: str | Path) -> None:
-        """Write the trace as safetensors with a JSON header. Raises TraceError if the path cannot be written.
+        """Write the trace as safetensors with a JSON header, whole or not at all.
 
-        The file holds numbers and names only; loading it runs nothing.
+        The file holds numbers and names only; loading it runs nothing. Raises TraceError if the path cannot
+        be written, MissingExtraError without safetensors.
         """
         from clearhead.trace.files import save
 
@@ -300,3 +317,17 @@ class Trace:
         from clearhead.trace.files import load
 
         return cls(load(Path(path)))
+
+
+def _picked(tensor: Tensor, axis: int, index: Tensor) -> Tensor:
+    """These places along an axis; the tensor itself if that is all of them."""
+    return tensor if len(index) == tensor.shape[axis] else tensor.index_select(axis, index)
+
+
+def _plain(tensor: Tensor) -> Any:
+    """The tensor as lists; JSON has no word for NaN and infinity."""
+    if not tensor.is_floating_point() or bool(tensor.isfinite().all()):
+        return tensor.tolist()
+    return (
+        [_plain(part) for part in tensor] if tensor.ndim else (tensor.item() if tensor.isfinite() else None)
+    )
