@@ -21,6 +21,8 @@ from clearhead.shapes import compute_dtype
 #: in float32) stay in a core's second-level cache; twice as many cost up to five times as much per element in
 #: the element-wise steps (measured with AVX-512 and 2 MB).
 TILE_PER_THREAD = 144 * 1024
+#: Elements of one tile elsewhere (64 MB in float32): a guess, not measured.
+TILE_ON_DEVICE = 16 * 2**20
 ROWS = 128
 
 
@@ -46,7 +48,9 @@ def columns(request: Request, queries: slice | Tensor, r: int) -> Iterator[slice
     They are also cut where visibility changes, so that most tiles need no mask.
     """
     heads = request.shape.B * request.shape.Hq
-    width = max(64, TILE_PER_THREAD * torch.get_num_threads() // (heads * r) // 32 * 32)
+    on_cpu = request.q.device.type == "cpu"
+    room = TILE_PER_THREAD * torch.get_num_threads() if on_cpu else TILE_ON_DEVICE
+    width = max(64, room // (heads * r) // 32 * 32)
     for low, high in request.visibility.spans(queries):
         start = low
         for border in (*request.visibility.borders(queries), high):

@@ -35,6 +35,10 @@ def _register_attention(module: ModuleType) -> None:
         from clearhead.models.adapter import attention_function
 
         interface.register(NAME, attention_function)
+    if hasattr(module, "PreTrainedModel"):
+        from clearhead.models.refuse import refuse_own_attention
+
+        refuse_own_attention(module)
 
 
 def _register_mask(module: ModuleType) -> None:
