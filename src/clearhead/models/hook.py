@@ -38,7 +38,7 @@ def _register_attention(module: ModuleType) -> None:
     if hasattr(module, "PreTrainedModel"):
         from clearhead.models.refuse import refuse_own_attention
 
-        refuse_own_attention(module)
+        refuse_own_attention(module, NAME)
 
 
 def _register_mask(module: ModuleType) -> None:

@@ -13,29 +13,31 @@ from types import ModuleType
 from typing import Any
 
 from clearhead.errors import ModelError
-from clearhead.models.hook import NAME
 
 
-def refuse_own_attention(modeling_utils: ModuleType) -> None:
-    """Wrap from_pretrained, _from_config and set_attn_implementation of PreTrainedModel. Can be repeated."""
+def refuse_own_attention(modeling_utils: ModuleType, implementation: str) -> None:
+    """Wrap from_pretrained, _from_config and set_attn_implementation of PreTrainedModel. Can be repeated.
+
+    implementation: the name that models without the interface must not be given.
+    """
     base = modeling_utils.PreTrainedModel
     if getattr(base, "_clearhead_refuses", False):
         return
     base._clearhead_refuses = True
     for name in ("from_pretrained", "_from_config"):
-        setattr(base, name, classmethod(_checked(getattr(base, name).__func__)))
-    base.set_attn_implementation = _checked(base.set_attn_implementation)
+        setattr(base, name, classmethod(_checked(getattr(base, name).__func__, implementation)))
+    base.set_attn_implementation = _checked(base.set_attn_implementation, implementation)
 
 
-def _checked(method: Callable[..., Any]) -> Callable[..., Any]:
+def _checked(method: Callable[..., Any], implementation: str) -> Callable[..., Any]:
     @wraps(method)
     def checked(model: Any, *args: Any, **kwargs: Any) -> Any:
         asked = kwargs.get("attn_implementation", args[0] if args else None)
-        if isinstance(asked, str) and asked == NAME and not model._can_set_attn_implementation():
+        if asked == implementation and not model._can_set_attn_implementation():
             name = model.__name__ if isinstance(model, type) else type(model).__name__
             raise ModelError(
                 f"{name} has attention code of its own and does not use transformers' attention interface: "
-                f'attn_implementation="{NAME}" would change nothing; it can be used with "eager", unobserved'
+                f'attn_implementation="{implementation}" would change nothing; it can be used with "eager", unobserved'
             )
         return method(model, *args, **kwargs)
 
