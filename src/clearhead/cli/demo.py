@@ -25,8 +25,10 @@ def demo(
     """Look at one web page in two forms, plain and with a planted instruction, and write both reports."""
     from rich.text import Text
 
+    from clearhead.cli.look import check_writable
     from clearhead.cli.run import load_model, run_look
     from clearhead.cli.tables import console, evidence_line, side_by_side, tokens_line
+    from clearhead.cli.terminal import visible
     from clearhead.errors import ArgumentError
     from clearhead.models.prompt import Segment
     from clearhead.report import write
@@ -35,6 +37,8 @@ def demo(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ArgumentError(f"--out: the folder {str(out)!r} cannot be made: {error.strerror}") from error
+    except ValueError as error:  # a null character in the name
+        raise ArgumentError(f"--out: {str(out)!r} cannot be the name of a folder: {error}") from error
     page = files("clearhead.cli").joinpath("pages", "museum.txt").read_text(encoding="utf-8").strip()
     plain = [
         Segment("system", "system", SYSTEM),
@@ -45,6 +49,8 @@ def demo(
         "plain page": ("plain.html", plain),
         "planted page": ("planted.html", [*plain, Segment("planted text", "data", PLANTED)]),
     }
+    for file, _ in forms.values():
+        check_writable("--out", out / file)
     loaded = load_model(model)
     screen = console()
     screen.print(Text(f"system:   {SYSTEM}\nuser:     {USER}\nweb page: {page.splitlines()[0]} …"))
@@ -57,7 +63,7 @@ def demo(
     for title, look in looks.items():
         path = out / forms[title][0]
         write(look, path)
-        screen.print(Text(f"{title}: report in {path}"))
+        screen.print(Text(f"{title}: report in {visible(str(path))}"))
         screen.print(tokens_line(look))
     look = next(iter(looks.values()))
     screen.print(evidence_line(look.evidence, look.evidence_url))

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from clearhead.errors import ArgumentError, PromptError
-from clearhead.models.chat import decode, read_chat, read_text
+from clearhead.models.chat import LARGEST_FILE, decode, read_chat, read_text
 from clearhead.models.prompt import Segment
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Texts:
-    """Turns option values into texts; standard input can be read once."""
+    """Turns option values into texts; standard input can be read once. files: those that were read."""
 
     def __init__(self) -> None:
+        self.files: list[Path] = []
         self._stdin_taken_by: str | None = None
 
     def read(self, option: str, value: str) -> tuple[str, str | None]:
@@ -31,7 +37,10 @@ class Texts:
                 raise ArgumentError(
                     f"{option}: a file name must follow the @ (@@ for a text that begins with @)"
                 )
-            return read_text(value[1:]), Path(value[1:]).name
+            path = Path(value[1:])
+            text = _named(option, read_text, path)
+            self.files.append(path)
+            return text, path.name
         return value, None
 
     def stdin(self, option: str) -> str:
@@ -39,20 +48,58 @@ class Texts:
         if self._stdin_taken_by is not None:
             raise ArgumentError(f"{option}: standard input is read by {self._stdin_taken_by} already")
         self._stdin_taken_by = option
-        return decode(sys.stdin.buffer.read(), "standard input")
+        if sys.stdin is None:
+            raise ArgumentError(f"{option}: standard input is closed")
+        if sys.stdin.isatty() and sys.stderr is not None:
+            print(
+                f"reading {option} from the keyboard; end with Ctrl-D on a line of its own", file=sys.stderr
+            )
+        try:
+            given = sys.stdin.buffer.read(LARGEST_FILE + 1)
+        except OSError as error:  # a folder, a terminal that went away
+            raise PromptError(f"{option}: standard input cannot be read: {error.strerror}") from error
+        if len(given) > LARGEST_FILE:
+            raise PromptError(
+                f"{option}: standard input is too large: at most {LARGEST_FILE:,} bytes are read"
+            )
+        return decode(given, f"{option}: standard input")
+
+    def chat(self, value: str) -> list[Segment]:
+        """Return the segments of a JSON chat: a file, or "-"."""
+        if value == "-":
+            return _named("CHAT", read_chat, self.stdin("CHAT"))
+        path = Path(value)
+        if not os.path.lexists(path):
+            raise ArgumentError(
+                f"CHAT must be a JSON chat file or -, got {value[:200]!r}, and there is no such file; "
+                "to give a text as it is, use --user, --data or --system"
+            )
+        found = _named("CHAT", read_chat, path)
+        self.files.append(path)
+        return found
 
 
-def segments(chat: str | None, system: str | None, user: str | None, data: Sequence[str]) -> list[Segment]:
+def _named(option: str, read: Callable[[T], R], source: T) -> R:
+    """Say in errors which option it was."""
+    try:
+        return read(source)
+    except PromptError as error:
+        raise PromptError(f"{option}: {error}") from error
+
+
+def segments(
+    chat: str | None, system: str | None, user: str | None, data: Sequence[str], texts: Texts | None = None
+) -> list[Segment]:
     """Return the segments that the options describe: a chat's own, then system, user, data.
 
     A chat file keeps its order; `system` may be given beside it only if it has none. Names differ: a file's
     own name, or "data", "data 2" …
     Raises ArgumentError or PromptError for options that do not go together or cannot be read.
     """
-    texts = Texts()
+    texts = Texts() if texts is None else texts
     found: list[Segment] = []
     if chat is not None:
-        found = read_chat(texts.stdin("the chat") if chat == "-" else Path(chat))
+        found = texts.chat(chat)
         if system is not None and any(s.role == "system" for s in found):
             raise ArgumentError("--system: the chat has a system message already")
     taken = {s.name for s in found}
@@ -72,7 +119,7 @@ def segments(chat: str | None, system: str | None, user: str | None, data: Seque
 
 def _free(name: str, taken: set[str]) -> str:
     """The name, or "name 2", "name 3" … if it is taken or has a meaning of its own."""
-    name = name.strip() or "data"
+    name = name.encode("utf-8", "backslashreplace").decode().strip() or "data"  # names need not be UTF-8
     candidate, number = name, 2
     while candidate in taken or candidate in ("template", "output"):
         candidate, number = f"{name} {number}", number + 1
@@ -87,10 +134,11 @@ def numbers(option: str, text: str | None) -> list[int] | None:
     found: list[int] = []
     for part in text.split(","):
         low, dash, high = part.strip().partition("-")
-        if not low.isascii() or not low.isdigit() or (dash and not (high.isascii() and high.isdigit())):
-            raise ArgumentError(f"{option} must be numbers such as 3,5-8, got {text!r}")
-        first, last = int(low), int(high or low)
-        if last < first or last > 100_000:
-            raise ArgumentError(f"{option} must be numbers such as 3,5-8, got {text!r}")
+        ends = (low.strip(), high.strip()) if dash else (low, low)
+        if not all(end.isascii() and end.isdigit() and len(end) <= 5 for end in ends):
+            raise ArgumentError(f"{option} must be numbers such as 3,5-8, got {text[:100]!r}")
+        first, last = int(ends[0]), int(ends[1])
+        if last < first:
+            raise ArgumentError(f"{option} must be numbers such as 3,5-8, got {part!r}, which runs backwards")
         found.extend(range(first, last + 1))
     return list(dict.fromkeys(found))

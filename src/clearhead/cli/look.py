@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -39,24 +40,47 @@ def look(
     ] = None,
 ) -> None:
     """Show how much attention each source of a prompt gets, in a real model, exactly."""
-    from clearhead.cli.inputs import numbers, segments
+    from clearhead.cli.inputs import Texts, numbers, segments
     from clearhead.cli.run import load_model, run_look
+    from clearhead.cli.terminal import visible, write
 
-    sources = segments(chat, system, user, data or [])
+    texts = Texts()
+    sources = segments(chat, system, user, data or [], texts)
+    if html is not None:
+        check_writable("--html", html, texts.files)
     chosen = numbers("--layers", layers)
     loaded = load_model(model)
     found = run_look(loaded, sources, query=query, layers=chosen, maps=html is not None, command=_command())
+    if html is not None:  # before anything is printed: the reader of a pipe may leave
+        from clearhead.report import write as write_report
+
+        write_report(found, html)
+        typer.echo(f"report: {visible(str(html))}", err=True)
     if as_json:
-        sys.stdout.write(json.dumps(found.to_dict(), ensure_ascii=True, indent=1) + "\n")
+        write(json.dumps(found.to_dict(), ensure_ascii=True, allow_nan=False, indent=1) + "\n")
     else:
         from clearhead.cli.tables import console, look_view
 
         console().print(look_view(found))
-    if html is not None:
-        from clearhead.report import write
 
-        write(found, html)
-        typer.echo(f"report: {html}", err=True)
+
+def check_writable(option: str, path: Path, read: Sequence[Path] = ()) -> None:
+    """Raise ArgumentError, before the long work, for a file that cannot be written or that is being read."""
+    import os
+
+    from clearhead.errors import ArgumentError
+
+    folder = path.parent
+    if str(path) in ("-", "."):
+        raise ArgumentError(f"{option} must be the name of a file, got {str(path)!r}")
+    if os.path.isdir(path):
+        raise ArgumentError(f"{option}: {path} is a folder; name a file in it")
+    if not os.path.isdir(folder):
+        raise ArgumentError(f"{option}: there is no folder {folder}; make it first")
+    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        raise ArgumentError(f"{option}: {path} cannot be written: permission denied")
+    if any(os.path.exists(path) and path.samefile(file) for file in read):
+        raise ArgumentError(f"{option}: {path} is one of the files that are read; name another")
 
 
 def _command() -> str:

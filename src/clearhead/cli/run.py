@@ -1,21 +1,51 @@
-"""Long work with its progress shown: loading a model, looking at a prompt."""
+"""Long work with its progress shown on standard error: loading a model, looking at a prompt."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from clearhead.look.result import Look
     from clearhead.models.loading import LoadedModel
     from clearhead.models.prompt import Segment
 
+#: A shorter prompt is looked at before a bar could be read.
+LONG = 1000
+
+
+@contextmanager
+def _bars(*, shown: bool = True) -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown) as bars:
+        yield bars
+
 
 def load_model(name: str) -> LoadedModel:
-    """Load a model by name; the bar is on standard error."""
-    from clearhead.models.loading import load
+    """Load a model by name."""
+    from clearhead.cli.terminal import cell
 
-    return load(name)
+    with _bars() as bars:
+        title = f"loading {cell(name)}"
+        task = bars.add_task(title, total=None)
+
+        def tell(step: str, done: float) -> None:
+            bars.update(task, description=f"{title}: {step}", total=1.0, completed=done)
+
+        from clearhead.models.loading import load
+
+        return load(name, progress=tell)
 
 
 def run_look(
@@ -27,35 +57,21 @@ def run_look(
     maps: bool = False,
     command: str = "",
 ) -> Look:
-    """Look at a prompt; the bar is on standard error, and only for long prompts."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    """Look at a prompt; the bar is shown only for long prompts."""
+    from clearhead.look.fit import size
+    from clearhead.look.looking import lay_out, look
 
-    from clearhead.look.looking import look
-    from clearhead.models.prompt import Prompt
-
-    prompt = Prompt(sources, loaded.tokenizer)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        disable=len(prompt) < 1000,
-    ) as bars:
-        count = len(layers) if layers is not None else loaded.model.config.num_hidden_layers
+    prompt, notes = lay_out(sources, loaded.tokenizer)
+    with _bars(shown=len(prompt) >= LONG) as bars:
+        count = len(layers) if layers is not None else size(loaded.model).layers
         task = bars.add_task(f"looking at {len(prompt)} tokens", total=count)
         return look(
             loaded,
             prompt,
             query=query,
             layers=layers,
-            map_weights=_room(len(prompt)) if maps else 0,
+            map_weights=16_000_000 if maps else 0,
             progress=lambda done: bars.update(task, completed=done),
+            notes=notes,
             command=command,
         )
-
-
-def _room(tokens: int) -> int:
-    """How many weights a report keeps: some 5 MB of them, or 14 MB where that is only a few queries."""
-    return 6_000_000 if tokens < 3000 else 16_000_000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,11 +28,12 @@ def steps(
 ) -> None:
     """Walk the mechanism on a real head: q, k, v, scores, softmax, values, and what a word matters."""
     from clearhead.cli.run import load_model
+    from clearhead.cli.terminal import write
     from clearhead.look.steps import steps as walk
 
     found = walk(load_model(model), text, token=token, on=on or (), layer=layer, head=head)
     if as_json:
-        sys.stdout.write(json.dumps(found.to_dict(), ensure_ascii=True, indent=1) + "\n")
+        write(json.dumps(found.to_dict(), ensure_ascii=True, allow_nan=False, indent=1) + "\n")
         return
     from clearhead.cli.tables import console
 
@@ -49,46 +49,27 @@ def _numbers(values: tuple[float, ...]) -> str:
 
 
 def _view(s: Steps, named: int) -> list[RenderableType]:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    from clearhead.cli.tables import evidence_line, percent
-    from clearhead.cli.terminal import visible
+    from clearhead.cli.tables import evidence_line
+    from clearhead.cli.terminal import cell, visible
 
     def line(text: str, style: str = "") -> Text:
         return Text(text, style=style)
 
-    word = visible(s.token)
-    rows = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, justify in (("word", "left"), ("q·k", "right"), ("÷ √d", "right"), ("weight", "right")):
-        rows.add_column(name, justify=justify)  # type: ignore[arg-type]
-    rows.add_column("without ÷ √d", justify="right")
-    rows.add_column("|v|", justify="right")
-    rows.add_column("|weight · v|", justify="right")
-    for row in s.rows:
-        rows.add_row(
-            line(visible(row.word)),
-            f"{row.score:.2f}",
-            f"{row.scaled:.2f}",
-            Text(percent(row.weight), style="bold"),
-            percent(row.unscaled_weight),
-            f"{row.value:.2f}",
-            f"{row.part:.2f}",
-        )
-    root = f"√{s.d} = {s.d**0.5:g}"
-    divisor = root if abs(s.scale - s.d**-0.5) < 1e-12 else f"1/{s.scale:g}"
+    word = cell(s.token)
+    sink = f" and the head's learned sink, which is no token, gets {s.sink:.6f}" if s.sink else ""
     parts: list[RenderableType] = [
-        line(f"{s.model}, layer {s.layer}, head {s.head}, the token {word!r}", "bold"),
+        line(f"{cell(s.model, 80)}, layer {s.layer}, head {s.head}, the token {word!r}", "bold"),
         line(f"1. its vector      x = {_numbers(s.x)}"),
         line(f"   projected to    q = {_numbers(s.q)}  what it looks for"),
         line(f"                   k = {_numbers(s.k)}  what it can be found by (key head {s.key_head})"),
         line(f"                   v = {_numbers(s.v)}  what it hands on"),
-        line(f"2. scores q·k with every visible key, divided by {divisor}; 3. softmax; 4. weighted values:"),
-        rows,
+        line(f"2. scores q·k with every visible key, {_fitted(s)}; 3. softmax; 4. weighted values:"),
+        _rows_table(s),
         line(
-            f"   the weights add up to {s.total:.6f}; entropy {s.entropy:.2f} nats, "
-            f"and {s.unscaled_entropy:.2f} without the division"
+            f"   the weights add up to {s.total:.6f}{sink}; entropy {s.entropy:.2f} nats"
+            + (f", and {s.unscaled_entropy:.2f} without the division" if s.scale != 1 else "")
         ),
         line(f"   output          Σ weight · v = {_numbers(s.out)}"),
         line(f"   the engine's weights in the model's own pass differ by at most {s.error:.1e}", "dim"),
@@ -101,41 +82,84 @@ def _view(s: Steps, named: int) -> list[RenderableType]:
     return parts
 
 
+def _fitted(s: Steps) -> str:
+    """What is done to the scores before the softmax, in words."""
+    if abs(s.scale - s.d**-0.5) < 1e-9:
+        done = f"divided by √{s.d} = {s.d**0.5:.4g}"
+    else:
+        done = "not divided by anything" if s.scale == 1 else f"divided by {1 / s.scale:.4g}"
+    if s.softcap is not None:
+        done += f", capped to {s.softcap:g} · tanh(score / {s.softcap:g})"
+    return done + (", plus the model's bias" if s.biased else "")
+
+
+def _rows_table(s: Steps) -> RenderableType:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from clearhead.cli.tables import percent
+    from clearhead.cli.terminal import cell
+
+    plain = abs(s.scale - s.d**-0.5) < 1e-9 and s.softcap is None and not s.biased
+    rows = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    rows.add_column("word")
+    for name in ("q·k", "÷ √d" if plain else "to softmax", "weight"):
+        rows.add_column(name, justify="right")
+    if s.scale != 1:
+        rows.add_column("without ÷ √d" if plain else "undivided", justify="right")
+    rows.add_column("|v|", justify="right")
+    rows.add_column("|weight · v|", justify="right")
+    for row in s.rows:
+        rows.add_row(
+            Text(cell(row.word)),
+            f"{row.score:.2f}",
+            f"{row.scaled:.2f}",
+            Text(percent(row.weight), style="bold"),
+            *([percent(row.unscaled_weight)] if s.scale != 1 else []),
+            f"{row.value:.2f}",
+            f"{row.part:.2f}",
+        )
+    return rows
+
+
 def _words_table(s: Steps) -> RenderableType:
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     from clearhead.cli.tables import percent
-    from clearhead.cli.terminal import visible
+    from clearhead.cli.terminal import cell
 
+    deletion = any(look.one_head for look in s.words)
     table = Table(
         box=box.SIMPLE_HEAD,
         pad_edge=False,
-        title=Text(f"where {visible(s.token)!r} looks, over all heads"),
+        title=Text(f"where {cell(s.token)!r} looks, over all heads"),
         title_justify="left",
     )
     table.add_column("word")
     table.add_column("strongest head")
     table.add_column("there", justify="right")
     table.add_column("mean", justify="right")
-    table.add_column(f"{s.layer}.{s.head}", justify="right")
-    table.add_column("deleted there", justify="right")
-    table.add_column("deleted everywhere", justify="right")
+    table.add_column(f"in {s.layer}.{s.head}", justify="right")
+    if deletion:
+        table.add_column("deleted there", justify="right")
+        table.add_column("deleted everywhere", justify="right")
     for look in s.words:
         moved = [percent(d.moved_at_token) if d else "–" for d in (look.one_head, look.every_head)]
         table.add_row(
-            Text(visible(look.word)),
+            Text(cell(look.word)),
             f"layer {look.layer} head {look.head}",
             Text(percent(look.weight), style="bold"),
             percent(look.mean),
             percent(look.here),
-            *moved,
+            *(moved if deletion else []),
         )
-    if s.words and s.words[0].one_head:
+    if deletion:
         table.caption = Text(
-            f"deleted: how much of the probability of the token after {visible(s.token)!r} moves when the "
-            "word is hidden from that head, or from every head"
+            f"deleted: how much of the probability of what comes after {cell(s.token)!r} moves to other "
+            "tokens when the word is hidden in that head, or in every head"
         )
         table.caption_justify = "left"
     return table
@@ -144,12 +168,12 @@ def _words_table(s: Steps) -> RenderableType:
 def _said(look: WordLook, word: str) -> list[str]:
     """In sentences: which head puts most of the token on a word, and what hiding the word does."""
     from clearhead.cli.tables import percent
-    from clearhead.cli.terminal import token, visible
+    from clearhead.cli.terminal import cell, token
 
-    others = ", ".join(f"{visible(name)} {percent(weight)}" for name, weight in look.others.items())
+    others = ", ".join(f"{cell(other.word)} {percent(other.weight)}" for other in look.others[:10])
     lines = [
-        f"layer {look.layer} head {look.head} puts {percent(look.weight)} of {word!r} on "
-        f"{visible(look.word)!r}" + (f"; on the others: {others}" if others else "")
+        f"layer {look.layer} head {look.head} puts {percent(look.weight)} of {word!r} on {cell(look.word)!r}"
+        + (f"; on the others: {others}" if others else "")
     ]
     for deletion in (look.one_head, look.every_head):
         if deletion is None:
@@ -158,7 +182,7 @@ def _said(look: WordLook, word: str) -> list[str]:
             f"{token(t.text)} {t.before * 100:.1f}→{t.after * 100:.1f}%" for t in deletion.next_at_token
         )
         lines.append(
-            f"{visible(look.word)!r} hidden from {deletion.where}: {percent(deletion.moved_at_token)} of the "
+            f"{cell(look.word)!r} hidden in {deletion.where}: {percent(deletion.moved_at_token)} of the "
             f"probability of the token after {word!r} moves ({tokens}), "
             f"{percent(deletion.moved_at_end)} of that after the last token"
         )

@@ -7,7 +7,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from clearhead.cli.terminal import token, visible
+from clearhead.cli.terminal import cell, reader_gone, token, visible
 from clearhead.look.result import Look, Source
 
 
@@ -50,7 +50,7 @@ def _add(table: Table, source: Source, *, end_section: bool = False) -> None:
 
 
 def _name(source: Source) -> Text:
-    name = Text(visible(source.name, newline="↵"))
+    name = Text(cell(source.name))
     if source.role == "sink":
         name.append(" (resting place)", style="dim")
     elif source.role == "template":
@@ -89,7 +89,7 @@ def tokens_line(look: Look) -> Text:
         line.append(", " if i else "")
         line.append(token(top.text), style="bold")
         line.append(f" {percent(top.weight)}")
-        line.append(f" ({visible(look.sources[top.source].name, newline='↵')})", style="dim")
+        line.append(f" ({cell(look.sources[top.source].name)})", style="dim")
     return line
 
 
@@ -101,9 +101,11 @@ def evidence_line(sentence: str, url: str) -> Text:
 def look_view(look: Look) -> RenderableType:
     """Everything `clearhead look` prints."""
     head = Text.assemble(
-        (look.model, "bold"), f", {len(look.tokens)} tokens; attention from the {visible(look.query)}, "
+        (cell(look.model, 80), "bold"),
+        f", {_counted(len(look.tokens), 'token')}; attention from the {cell(look.query, 80)}, ",
     )
-    head.append(f"average over {look.mass.shape[0]} layers × {look.mass.shape[1]} heads")
+    L, H = look.mass.shape[:2]
+    head.append(f"average over {_counted(L, 'layer')} × {_counted(H, 'head')}")
     legend = Text(
         "attention and output add up to 100%; per token: 1× is the average over all tokens but the first; "
         "heads are layer.head",
@@ -120,7 +122,19 @@ def look_view(look: Look) -> RenderableType:
     )
 
 
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+class _Screen(Console):
+    def on_broken_pipe(self) -> None:
+        """The reader closed the pipe."""
+        reader_gone()
+
+
 def console() -> Console:
     """The terminal on standard output; wide enough for a table where it is a pipe."""
-    plain = Console()
-    return plain if plain.is_terminal else Console(width=max(plain.width, 120))
+    plain = _Screen(highlight=False, markup=False, emoji=False)
+    if not plain.is_terminal:
+        plain.width = max(plain.width, 120)
+    return plain

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from clearhead.errors import ArgumentError
 from clearhead.evidence import grade
+from clearhead.look.fit import check_one_sided, continues, frugal, size
 from clearhead.look.result import Look, Source, TopToken
+from clearhead.look.words import tokens_holding
 from clearhead.models.active import ACTIVE, Call, Recorder
 from clearhead.models.loading import LoadedModel
-from clearhead.models.prompt import TEMPLATE, Prompt, check_length
+from clearhead.models.prompt import TEMPLATE, Prompt, Segment, check_length
 from clearhead.observables import Entropy, KeyMass, Observable, SegmentMass, SegmentOutput, Weights
 from clearhead.segments import Segments
 from clearhead.trace.observe import observe
@@ -36,6 +36,17 @@ class _Sourced(NamedTuple):
     trusted: tuple[bool, ...]
 
 
+def lay_out(segments: Sequence[Segment], tokenizer: Any) -> tuple[Prompt, tuple[str, ...]]:
+    """Return the segments as the model is used to read them, and what is to be said about that.
+
+    By the tokenizer's chat template; without one (base models, encoders) one text after the other.
+    """
+    if getattr(tokenizer, "chat_template", None):
+        return Prompt(segments, tokenizer), ()
+    note = "the model has no chat template: it reads the texts one after the other, without their roles"
+    return Prompt.plain(segments, tokenizer), (note,)
+
+
 def look(
     loaded: LoadedModel,
     prompt: Prompt,
@@ -44,30 +55,34 @@ def look(
     layers: Sequence[int] | None = None,
     map_weights: int = 16_000_000,
     progress: Callable[[int], None] | None = None,
+    notes: Sequence[str] = (),
     command: str = "",
 ) -> Look:
     """Run the model once on the prompt and return what its heads looked at.
 
     query: "last" (the token from which the answer begins), "all", or a text: the tokens of every place where
-        it stands in the prompt.
+        it stands in the prompt, also those that hold only a part of it.
     layers: numbers of the layers to look at; default all.
     map_weights: at most this many weights are kept for maps (a map is layers · heads · tokens of them); the
         chosen queries come first, then the ends of the sources, then the tokens from the last one back. 0:
         no maps.
     progress: called with the number of layers that are done.
+    notes: what a reader should know beside the prompt's own notes.
 
     Memory is linear in the number of tokens. Raises PromptError if the prompt is longer than the model's
     positions, ArgumentError for a query text that is not in the prompt or unknown layers, ModelError if the
-    model does not attend through clearhead.
+    model does not attend through clearhead or is an encoder-decoder.
     """
     model = loaded.model
+    check_one_sided(model, "look")
     n = len(prompt)
     check_length(n, model.config)
     sourced = _sourced(prompt)
     chosen, words = _queries(prompt, query)
     segments = Segments(sourced.ids, sourced.names)
-    heads = _heads(model)
-    kept = _map_queries(sourced.ids, chosen, map_weights // max(1, heads.layers * heads.heads * n))
+    whole = size(model)
+    shown = whole.layers if layers is None else len(layers)
+    kept = _map_queries(sourced.ids, chosen, map_weights // max(1, shown * whole.heads * n))
     rows: Any = "all" if len(chosen) == n else chosen
     asked: list[Observable] = [
         SegmentMass(segments, rows=rows),
@@ -77,18 +92,22 @@ def look(
     ]
     if kept:
         asked.append(Weights(rows=kept))
-    extra = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
     inputs = {name: tensor.to(model.device) for name, tensor in prompt.inputs.items()}
     with torch.inference_mode(), observe(model, segments, asked, layers=layers) as trace:
         recorder = ACTIVE.get()
         token = ACTIVE.set(_Counting(recorder, progress)) if recorder is not None and progress else None
         try:
-            model(**inputs, **extra)
+            model(**inputs, **frugal(model, logits_to_keep=1))
         finally:
             if token is not None:
                 ACTIVE.reset(token)
     view = trace.stream()
-    return _summed(loaded, prompt, sourced, view, words, kept, command)
+    if query == "last" and not continues(model):
+        notes = (
+            *notes,
+            "this model writes no answer: its last token only ends the text; see also --query all",
+        )
+    return _summed(loaded, prompt, sourced, view, words, kept, notes, command)
 
 
 # ---------------------------------------------------------------------- before the run
@@ -116,30 +135,18 @@ def _queries(prompt: Prompt, query: str) -> tuple[list[int], str]:
         return list(range(n)), f"all {n} tokens"
     if not query:
         raise ArgumentError("query must be 'last', 'all' or a text of the prompt, got an empty text")
-    ends = np.cumsum([len(t) for t in prompt.tokens])
-    starts = ends - [len(t) for t in prompt.tokens]
-    found: set[int] = set()
+    marked = bytearray(len(prompt.text))  # characters of any place where the query stands
     at = prompt.text.find(query)
     while at >= 0:
-        inside = np.nonzero((starts < at + len(query)) & (ends > at))[0]
-        found.update(int(i) for i in inside)
+        marked[at : at + len(query)] = b"\1" * len(query)
         at = prompt.text.find(query, at + 1)
+    found = tokens_holding(prompt.tokens, marked)
     if not found:
         raise ArgumentError(
             f"query must be 'last', 'all' or a text of the prompt; {query!r} is not in the prompt"
         )
     plural = "token" if len(found) == 1 else "tokens"
-    return sorted(found), f"{len(found)} {plural} of {query!r}"
-
-
-class _Size(NamedTuple):
-    layers: int
-    heads: int
-
-
-def _heads(model: Any) -> _Size:
-    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
-    return _Size(int(config.num_hidden_layers), int(config.num_attention_heads))
+    return found, f"{len(found)} {plural} of {query!r}"
 
 
 def _map_queries(ids: Tensor, chosen: Sequence[int], room: int) -> list[int]:
@@ -175,6 +182,7 @@ def _summed(
     view: View,
     words: str,
     kept: Sequence[int],
+    notes: Sequence[str],
     command: str,
 ) -> Look:
     n, S = len(prompt), len(sourced.names)
@@ -185,7 +193,13 @@ def _summed(
     received = view.key_mass.double().mean((0, 1)) / view.mass.shape[2]  # (n,)
     share = mass.mean((0, 1))
     count = torch.bincount(sourced.ids, minlength=S)
-    average = (1 - share[-1]) / max(1, n - 1)
+    average = (share.sum() - share[-1]) / max(1, n - 1)
+    unseen = 1 - float(share.sum())
+    if unseen > 1e-3:
+        notes = (
+            *notes,
+            f"{unseen:.1%} of the attention goes to the model's learned sinks, which are no tokens",
+        )
     sources = tuple(
         Source(
             sourced.names[s],
@@ -222,7 +236,7 @@ def _summed(
         maps=maps.float().numpy(),
         evidence=grade.UNTESTED,
         evidence_url=grade.DOCS,
-        notes=prompt.notes,
+        notes=(*prompt.notes, *notes),
         command=command,
     )
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from clearhead.backends.reference import scaled, scores, softmax, weighted_sum
 from clearhead.errors import ArgumentError, ModelError
 from clearhead.evidence import grade
+from clearhead.look.fit import check_one_sided, continues, frugal
 from clearhead.look.words import Word, words
 from clearhead.mask import Mask
 from clearhead.models.active import ACTIVE, Call
@@ -31,6 +32,12 @@ from clearhead.visibility import Visibility
 
 #: How many next tokens are compared.
 NEXT = 5
+#: The most tokens of a text: every head's view of it is written down several times.
+LONGEST = 1000
+#: Of how many words the deletion is tried where nobody says of which (two passes of the model each).
+DELETIONS = 8
+#: The four steps in float64 and the engine in the model's dtype may differ by this much, and never do.
+AGREES = 1e-3
 
 
 @dataclass(frozen=True)
@@ -41,8 +48,9 @@ class StepRow:
     """
 
     word: str
+    start: int  # its first token
     score: float  # q · k
-    scaled: float  # q · k · scale, what the softmax gets
+    scaled: float  # what the softmax gets: q · k · scale, then softcap and bias if the model has them
     weight: float  # after the softmax
     unscaled_weight: float  # what the softmax would make of q · k without the division by √d
     value: float  # length of v of its heaviest token
@@ -60,10 +68,10 @@ class NextToken:
 
 @dataclass(frozen=True)
 class Deletion:
-    """What hiding a word does to the model's next-token distribution.
+    """What hiding a word from all other tokens, in one head or in all, does to the next-token distribution.
 
-    moved: total variation distance between the distributions before and after, 0..1, at the query token and
-        at the end of the text.
+    Hidden in every head, no other token knows of it. moved: total variation distance between the
+    distributions before and after, 0..1, after the query token and at the end of the text.
     """
 
     where: str  # "layer 3 head 1", "every head"
@@ -73,19 +81,28 @@ class Deletion:
 
 
 @dataclass(frozen=True)
+class OtherWord:
+    """A word and what a head puts on it."""
+
+    word: str
+    weight: float
+
+
+@dataclass(frozen=True)
 class WordLook:
     """How much of the query token's attention a word gets, over all heads."""
 
     word: str
+    start: int  # its first token
     layer: int  # the head that puts most on it
     head: int
     weight: float  # in that head
     mean: float  # over all heads
     here: float  # in the chosen head
     heads: tuple[tuple[int, int, float], ...]  # the heads that put most on it, heaviest first
-    others: dict[str, float]  # what its strongest head puts on the other words asked about
-    one_head: Deletion | None  # hidden from that head alone
-    every_head: Deletion | None  # hidden from every head: what the word matters at all
+    others: tuple[OtherWord, ...]  # what its strongest head puts on the other words asked about
+    one_head: Deletion | None  # hidden in that head alone; None: not tried
+    every_head: Deletion | None  # hidden in every head: what the word matters at all
 
 
 @dataclass(frozen=True)
@@ -101,12 +118,15 @@ class Steps:
     key_head: int  # the key/value head that this query head uses (grouped-query attention)
     d: int
     scale: float
+    softcap: float | None  # c: scores become c · tanh(score / c) after scaling
+    biased: bool  # whether the model adds a bias to the scores
     x: tuple[float, ...]  # the token vector that the layer gets
     q: tuple[float, ...]
     k: tuple[float, ...]  # of the query token itself
     v: tuple[float, ...]
     rows: tuple[StepRow, ...]
-    total: float  # of all weights: 1
+    total: float  # of all weights: 1, less the sink's
+    sink: float  # weight of the head's learned sink, which is no token; 0 for most models
     entropy: float  # nats
     unscaled_entropy: float  # nats, without the division by √d
     out: tuple[float, ...]  # Σ weight · v
@@ -144,37 +164,53 @@ def steps(
     if not text.strip():
         raise ArgumentError("text must not be empty")
     model = loaded.model
+    check_one_sided(model, "steps")
     prompt = Prompt.plain([Segment("text", "user", text)], loaded.tokenizer)
-    check_length(len(prompt), model.config)
+    n = len(prompt)
+    check_length(n, model.config)
+    if n > LONGEST:
+        raise ArgumentError(
+            f"text must have at most {LONGEST} tokens, got {n}: steps walks through a sentence; "
+            "clearhead look takes long texts"
+        )
     found = words(prompt.text, prompt.tokens)
     query = _word("token", token, found, found)
     position = query.stop - 1
-    weights = _all_weights(model, prompt, position)  # (L, H, n)
-    table = torch.stack([weights[:, :, w.start : w.stop].sum(-1) for w in found], -1)  # (L, H, words)
+    view = _View(model, prompt, position)
+    table = torch.stack([view.weights[:, :, w.start : w.stop].sum(-1) for w in found], -1)  # (L, H, words)
     seen = [i for i, w in enumerate(found) if w is not query and float(table[:, :, i].max()) > 0]
-    asked = [found.index(_word("on", word, found, [found[i] for i in seen])) for word in on] or seen
+    named = [found.index(_word("on", word, found, [found[i] for i in seen])) for word in on]
+    asked = list(dict.fromkeys(named)) or seen
     if not asked:
         raise ArgumentError(f"token must be a word that can see others; {token!r} sees only itself")
     focus = [asked[0]] if on else _telling(found, asked, position)
-    chosen = _head(table, focus, layer, head)
-    detail = _Detail(model, prompt, position, *chosen)
-    looks = tuple(_word_look(model, prompt, position, table, found, i, asked, chosen) for i in asked)
+    chosen = _head(table, view.layers, focus, layer, head)
+    notes = list(prompt.notes)
+    detail = _Detail(view, prompt, *chosen)
     if not on:
-        telling = {found[i].text for i in focus}
-        looks = tuple(sorted(looks, key=lambda w: (w.word not in telling, -w.weight)))
-    notes = [] if _has_next_token(model) else ["this model has no next-token distribution to compare"]
+        asked.sort(key=lambda i: (i not in focus, -float(table[:, :, i].max())))
+    tried = asked if on else asked[:DELETIONS]
+    before = None
+    if continues(model):
+        before = _next(model, prompt, position)
+        if len(tried) < len(asked):
+            notes.append(f"deletion was tried for {len(tried)} of {len(asked)} words: name others by --on")
+    else:
+        notes.append("this model has no next-token distribution to compare")
+    looked = _Looked(view, prompt, table, found, asked, chosen)
+    looks = [looked(i, before if i in tried else None) for i in asked]
     return Steps(
         model=loaded.name,
         text=prompt.text,
         token=query.text,
         position=position,
-        layer=chosen[0],
+        layer=view.layers[chosen[0]],
         head=chosen[1],
         **detail.numbers(found),
-        words=looks,
+        words=tuple(looks),
         evidence=grade.UNTESTED,
         evidence_url=grade.DOCS,
-        notes=(*prompt.notes, *notes),
+        notes=tuple(notes),
     )
 
 
@@ -184,11 +220,12 @@ def steps(
 def _word(argument: str, text: str, found: Sequence[Word], allowed: Sequence[Word]) -> Word:
     """The last word that reads like this, among those allowed."""
     for word in reversed(allowed):
-        if word.text == text:
+        if word.text in (text, text.strip()):
             return word
-    words = list(dict.fromkeys(w.text for w in allowed))
+    names = list(dict.fromkeys(w.text for w in allowed))
+    there = ", ".join(names[:40]) + (", …" if len(names) > 40 else "") if names else "none"
     where = "a word of the text" if len(allowed) == len(found) else "a word that the token can see"
-    raise ArgumentError(f"{argument} must be {where}, got {text!r}; there are: {', '.join(words)}")
+    raise ArgumentError(f"{argument} must be {where}, got {text!r}; there are: {there}")
 
 
 def _telling(found: Sequence[Word], asked: Sequence[int], position: int) -> list[int]:
@@ -198,26 +235,57 @@ def _telling(found: Sequence[Word], asked: Sequence[int], position: int) -> list
     return before or rest or list(asked)
 
 
-def _head(table: Tensor, focus: Sequence[int], layer: int | None, head: int | None) -> tuple[int, int]:
-    """The head that puts most on any of the words in focus, within the given layer or head."""
-    L, H, _ = table.shape
-    for name, value, size in (("layer", layer, L), ("head", head, H)):
-        if value is not None and not 0 <= value < size:
-            raise ArgumentError(f"{name} must lie in 0..{size - 1}, got {value}")
+def _head(
+    table: Tensor, layers: Sequence[int], focus: Sequence[int], layer: int | None, head: int | None
+) -> tuple[int, int]:
+    """Place of the layer and number of the head that puts most on any of the words in focus.
+
+    Within the given layer or head, if there is one.
+    """
+    H = table.shape[1]
+    if layer is not None and layer not in layers:
+        there = f"0..{len(layers) - 1}" if list(layers) == list(range(len(layers))) else f"{list(layers)}"
+        raise ArgumentError(f"layer must lie in {there}, got {layer}")
+    if head is not None and not 0 <= head < H:
+        raise ArgumentError(f"head must lie in 0..{H - 1}, got {head}")
     best = table[:, :, list(focus)].amax(-1)
     if layer is not None:
-        best[[i for i in range(L) if i != layer]] = -1
+        best[[i for i, number in enumerate(layers) if number != layer]] = -1
     if head is not None:
-        best[:, [i for i in range(H) if i != head]] = -1
-    flat = int(best.argmax())
-    return flat // H, flat % H
+        best[:, [h for h in range(H) if h != head]] = -1
+    return divmod(int(best.argmax()), H)
 
 
-def _all_weights(model: Any, prompt: Prompt, position: int) -> Tensor:
-    with torch.no_grad(), observe(model, None, Weights(rows=[position])) as trace:
-        model(**_inputs(model, prompt))
-    weights: Tensor = trace.stream().weights
-    return weights[:, :, 0].double()
+class _View:
+    """What every head's weights are for the query, by the engine, and which module each layer is."""
+
+    def __init__(self, model: Any, prompt: Prompt, position: int) -> None:
+        self.model, self.position = model, position
+        self.modules: list[nn.Module] = []
+        with torch.no_grad(), observe(model, None, Weights(rows=[position])) as trace:
+            outer = ACTIVE.get()
+            assert outer is not None
+            self._outer = outer
+            token = ACTIVE.set(self)
+            try:
+                model(**_inputs(model, prompt), **frugal(model, logits_to_keep=1))
+            finally:
+                ACTIVE.reset(token)
+        view = trace.stream()
+        self.layers = view.layers
+        self.weights: Tensor = view.weights[:, :, 0].double()  # (L, H, n)
+        if len(self.modules) != len(self.layers):
+            raise ModelError(
+                f"{type(model).__name__} calls attention {len(self.modules)} times for {len(self.layers)} "
+                "layers (shared modules, or several streams): steps cannot tell which call is which layer"
+            )
+
+    def observables(self, call: Call) -> Sequence[Observable]:
+        self.modules.append(call.module)
+        return self._outer.observables(call)
+
+    def record(self, call: Call, observables: Sequence[Observable], seen: Sequence[Any]) -> None:
+        self._outer.record(call, observables, seen)
 
 
 def _inputs(model: Any, prompt: Prompt) -> dict[str, Tensor]:
@@ -228,27 +296,22 @@ def _inputs(model: Any, prompt: Prompt) -> dict[str, Tensor]:
 
 
 class _Detail:
-    """What one head gets for one query in the model's own pass (x, q, k, v), and the engine's weights."""
+    """What one head gets for one query in the model's own pass: x, and the call with q, k and v."""
 
-    def __init__(self, model: Any, prompt: Prompt, position: int, layer: int, head: int) -> None:
-        self.position, self.head = position, head
-        capture = _Capture(layer)
-        token = ACTIVE.set(capture)
+    def __init__(self, view: _View, prompt: Prompt, layer: int, head: int) -> None:
+        self.position, self.head = view.position, head
+        self.engine = view.weights[layer, head]
+        self.module = view.modules[layer]
+        self.call: Call | None = None
+        self.x: Tensor | None = None
+        hook = self.module.register_forward_pre_hook(self._take_x, with_kwargs=True)
+        token = ACTIVE.set(self)
         try:
             with torch.no_grad():
-                model(**_inputs(model, prompt))  # once to learn which module the layer is
-            assert capture.module is not None
-            hook = capture.module.register_forward_pre_hook(self._take_x, with_kwargs=True)
-            try:
-                with torch.no_grad():
-                    model(**_inputs(model, prompt))
-            finally:
-                hook.remove()
+                view.model(**_inputs(view.model, prompt), **frugal(view.model, logits_to_keep=1))
         finally:
             ACTIVE.reset(token)
-        assert capture.call is not None
-        self.call = capture.call
-        self.lse_weights = capture.weights
+            hook.remove()
 
     def _take_x(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         hidden = args[0] if args else kwargs.get("hidden_states")
@@ -256,26 +319,48 @@ class _Detail:
             raise ModelError(f"{type(module).__name__} gets no hidden_states that could be shown")
         self.x = hidden[0, self.position].double()
 
+    def observables(self, call: Call) -> Sequence[Observable]:
+        if call.module is self.module:
+            self.call = call._replace(
+                query=call.query.clone(), key=call.key.clone(), value=call.value.clone()
+            )
+        return ()
+
+    def record(self, call: Call, observables: Sequence[Observable], seen: Sequence[Any]) -> None:
+        """Nothing was asked."""
+
     def numbers(self, found: Sequence[Word]) -> dict[str, Any]:
-        """The fields of `Steps` from x to error."""
+        """The fields of `Steps` from key_head to error."""
         call, i, h = self.call, self.position, self.head
+        assert call is not None
+        assert self.x is not None
         Hq, Hkv, d = call.query.shape[1], call.key.shape[1], call.query.shape[3]
+        Lq, n = call.query.shape[2], call.key.shape[2]
         shared = h // (Hq // Hkv)
         q = call.query[:, h : h + 1, i : i + 1].double()
         k, v = call.key[:, shared : shared + 1].double(), call.value[:, shared : shared + 1].double()
-        n = k.shape[2]
-        visible = Visibility(call.mask, 1, Hq, call.query.shape[2], n, q.device).tile(
-            slice(i, i + 1), slice(0, n)
-        )
-        if visible is not None:
-            visible = visible[:, h : h + 1] if visible.shape[1] > 1 else visible
-        scale = float(getattr(call.module, "scaling", None) or d**-0.5)
+        visible = Visibility(call.mask, 1, Hq, Lq, n, q.device).tile(slice(i, i + 1), slice(0, n))
+        if visible is not None and visible.shape[1] > 1:
+            visible = visible[:, h : h + 1]
+        bias = sink_logits = None
+        if call.bias is not None:
+            bias = call.bias.expand(1, Hq, Lq, n)[:, h : h + 1, i : i + 1].double()
+        if call.sink_logits is not None:
+            sink_logits = call.sink_logits[h : h + 1].double()
+        scale = float(d**-0.5 if call.scale is None else call.scale)
         raw = scores(q, k)
-        fit = scaled(raw, scale)
-        weights, _ = softmax(fit, visible)
-        awake, _ = softmax(raw, visible)
+        fit = scaled(raw, scale, call.softcap, bias)
+        weights, _ = softmax(fit, visible, sink_logits)
+        awake, _ = softmax(scaled(raw, 1.0, call.softcap, bias), visible, sink_logits)
         out = weighted_sum(weights, v)
         w, u = weights[0, 0, 0], awake[0, 0, 0]
+        error = float((self.engine - w).abs().max())
+        if not error <= AGREES:
+            raise ModelError(
+                f"{type(self.module).__name__}: the four steps give weights that differ by {error:.2g} from "
+                "those the model computes, so it does something that steps does not know; nothing is shown"
+            )
+        total = float(w.sum())
         rows = []
         for word in found:
             if float(w[word.start : word.stop].sum()) == 0:
@@ -285,6 +370,7 @@ class _Detail:
             rows.append(
                 StepRow(
                     word.text,
+                    word.start,
                     float(raw[0, 0, 0, best]),
                     float(fit[0, 0, 0, best]),
                     float(w[word.start : word.stop].sum()),
@@ -297,115 +383,101 @@ class _Detail:
             "key_head": shared,
             "d": d,
             "scale": scale,
+            "softcap": call.softcap,
+            "biased": bias is not None,
             "x": tuple(self.x.tolist()),
             "q": tuple(q[0, 0, 0].tolist()),
             "k": tuple(k[0, 0, i].tolist()),
             "v": tuple(v[0, 0, i].tolist()),
             "rows": tuple(rows),
-            "total": float(w.sum()),
+            "total": total,
+            "sink": 0.0 if sink_logits is None else 1.0 - total,
             "entropy": float(torch.special.entr(w).sum()),
             "unscaled_entropy": float(torch.special.entr(u).sum()),
             "out": tuple(out[0, 0, 0].tolist()),
-            "error": float((self.lse_weights[0, h, i].double() - w).abs().max()),
+            "error": error,
         }
-
-
-class _Capture:
-    """A recorder that keeps one layer's call, with the engine's own weights."""
-
-    def __init__(self, layer: int) -> None:
-        self.layer = layer
-        self.order: list[nn.Module] = []
-        self.module: nn.Module | None = None
-        self.call: Call | None = None
-        self.weights = torch.empty(0)
-
-    def observables(self, call: Call) -> Sequence[Observable]:
-        if all(m is not call.module for m in self.order):
-            self.order.append(call.module)
-        if len(self.order) <= self.layer or self.order[self.layer] is not call.module:
-            return ()
-        self.module = call.module
-        kept = (call.query.clone(), call.key.clone(), call.value.clone())
-        self.call = Call(call.module, *kept, call.mask, call.offset)
-        return [Weights(rows="all")]
-
-    def record(self, call: Call, observables: Sequence[Observable], seen: Sequence[Any]) -> None:
-        self.weights = seen[0]
 
 
 # ---------------------------------------------------------------------- what a word matters
 
 
-def _word_look(
-    model: Any,
-    prompt: Prompt,
-    position: int,
-    table: Tensor,
-    found: Sequence[Word],
-    word: int,
-    asked: Sequence[int],
-    chosen: tuple[int, int],
-) -> WordLook:
-    H = table.shape[1]
-    column = table[:, :, word].flatten()
-    best = column.topk(min(5, len(column)))
-    heads = [(i // H, i % H, float(w)) for w, i in zip(best.values, best.indices.tolist(), strict=True)]
-    layer, head, weight = heads[0]
-    one = every = None
-    if _has_next_token(model):
-        before = _next(model, prompt)
-        one = _deletion(model, prompt, position, found[word], before, (layer, head))
-        every = _deletion(model, prompt, position, found[word], before, None)
-    return WordLook(
-        word=found[word].text,
-        layer=layer,
-        head=head,
-        weight=weight,
-        mean=float(column.mean()),
-        here=float(table[chosen[0], chosen[1], word]),
-        heads=tuple(heads),
-        others={found[i].text: float(table[layer, head, i]) for i in asked if i != word},
-        one_head=one,
-        every_head=every,
-    )
+class _Looked:
+    """How much attention a word gets, and what becomes of the model's next token without it."""
+
+    def __init__(
+        self,
+        view: _View,
+        prompt: Prompt,
+        table: Tensor,
+        found: Sequence[Word],
+        asked: Sequence[int],
+        chosen: tuple[int, int],
+    ) -> None:
+        self.view, self.prompt, self.table, self.found = view, prompt, table, found
+        self.asked, self.chosen = asked, chosen
+
+    def __call__(self, word: int, before: Tensor | None) -> WordLook:
+        """before: next-token probabilities as they are; None: deletion is not to be tried."""
+        H = self.table.shape[1]
+        column = self.table[:, :, word].flatten()
+        best = column.topk(min(5, len(column)))
+        places = [divmod(i, H) for i in best.indices.tolist()]
+        layer, head = places[0]
+        numbers, found = self.view.layers, self.found
+        one = every = None
+        if before is not None:
+            one = self._deletion(found[word], before, (layer, head))
+            every = self._deletion(found[word], before, None)
+        return WordLook(
+            word=found[word].text,
+            start=found[word].start,
+            layer=numbers[layer],
+            head=head,
+            weight=float(best.values[0]),
+            mean=float(column.mean()),
+            here=float(self.table[self.chosen[0], self.chosen[1], word]),
+            heads=tuple((numbers[p], h, float(w)) for (p, h), w in zip(places, best.values, strict=True)),
+            others=tuple(
+                OtherWord(found[i].text, float(self.table[layer, head, i])) for i in self.asked if i != word
+            ),
+            one_head=one,
+            every_head=every,
+        )
+
+    def _deletion(self, word: Word, before: Tensor, head: tuple[int, int] | None) -> Deletion:
+        """Hide a word from all tokens but its own, in one head or in all."""
+        module = None if head is None else self.view.modules[head[0]]
+
+        def rule(call: Call) -> Mask | None:
+            if module is not None and call.module is not module:
+                return None
+            Hq, Lq, Lk = call.query.shape[1], call.query.shape[2], call.key.shape[2]
+            dense = torch.ones(1, Hq, Lq, Lk, dtype=torch.bool, device=call.query.device)
+            which = slice(None) if head is None else slice(head[1], head[1] + 1)
+            dense[:, which, :, word.start : word.stop] = False
+            dense[:, :, word.start : word.stop] = True
+            return Mask(dense=dense)
+
+        with narrowed(rule):
+            after = _next(self.view.model, self.prompt, self.view.position)
+        moved = (before - after).abs().sum(-1) / 2
+        top = before[0].topk(min(NEXT, before.shape[1]))
+        tokens = tuple(
+            NextToken(self.prompt.tokenizer.decode([t]), float(before[0, t]), float(after[0, t]))
+            for t in top.indices.tolist()
+        )
+        where = "every head" if head is None else f"layer {self.view.layers[head[0]]} head {head[1]}"
+        return Deletion(where, float(moved[0]), float(moved[1]), tokens)
 
 
-def _has_next_token(model: Any) -> bool:
-    return getattr(model, "get_output_embeddings", lambda: None)() is not None
-
-
-def _next(model: Any, prompt: Prompt) -> Tensor:
-    """Next-token probabilities at every position, (n, vocabulary)."""
+def _next(model: Any, prompt: Prompt, position: int) -> Tensor:
+    """Next-token probabilities after the token at `position` and after the last one, (2, vocabulary)."""
+    kept = torch.tensor([position, len(prompt) - 1], device=model.device)
+    extra = frugal(model, logits_to_keep=kept)
     with torch.no_grad():
-        probabilities: Tensor = model(**_inputs(model, prompt)).logits[0].double().softmax(-1)
+        logits = model(**_inputs(model, prompt), **extra).logits[0]
+    if "logits_to_keep" not in extra:
+        logits = logits[kept]
+    probabilities: Tensor = logits.double().softmax(-1)
     return probabilities
-
-
-def _deletion(
-    model: Any, prompt: Prompt, position: int, word: Word, before: Tensor, head: tuple[int, int] | None
-) -> Deletion:
-    """Hide a word from the queries from `position` on, in one head or in all."""
-    order: list[nn.Module] = []
-
-    def rule(call: Call) -> Mask | None:
-        if all(m is not call.module for m in order):
-            order.append(call.module)
-        if head is not None and order.index(call.module) != head[0]:
-            return None
-        Hq, Lq, Lk = call.query.shape[1], call.query.shape[2], call.key.shape[2]
-        dense = torch.ones(1, Hq, Lq, Lk, dtype=torch.bool, device=call.query.device)
-        which = slice(None) if head is None else slice(head[1], head[1] + 1)
-        dense[:, which, position:, word.start : word.stop] = False
-        return Mask(dense=dense)
-
-    with narrowed(rule):
-        after = _next(model, prompt)
-    moved = (before - after).abs().sum(-1) / 2
-    top = before[position].topk(NEXT)
-    tokens = tuple(
-        NextToken(prompt.tokenizer.decode([t]), float(before[position, t]), float(after[position, t]))
-        for t in top.indices.tolist()
-    )
-    where = "every head" if head is None else f"layer {head[0]} head {head[1]}"
-    return Deletion(where, float(moved[position]), float(moved[-1]), tokens)

@@ -29,6 +29,10 @@ class Call(NamedTuple):
     value: Tensor  # (B, Hkv, Lk, dv)
     mask: Mask  # who may look; a dense one where the model brought its own
     offset: int | Tensor  # position of the first query, int or (B,); key j sits at mask.key_offset + j
+    scale: float | None = None  # None: 1/√d
+    softcap: float | None = None
+    bias: Tensor | None = None  # (B | 1, Hq | 1, Lq, Lk), added to the scores
+    sink_logits: Tensor | None = None  # (Hq,), one learned logit per head
 
 
 class Recorder(Protocol):

@@ -73,18 +73,19 @@ def attention_function(
                 'support; use this model with attn_implementation="eager"'
             )
     mask, bias = _mask_and_bias(attention_mask, query, key)
-    rule = RULE.get()
-    if rule is not None:
-        narrower = rule(Call(module, query, key, value, mask, _offset(mask, query, key)))
-        mask = mask if narrower is None else mask & narrower
     if position_bias is not None:
         bias = position_bias if bias is None else bias + position_bias
+    if s_aux is not None:
+        s_aux = s_aux.reshape(-1)
+    how = (scaling, softcap, bias, s_aux)
+    rule = RULE.get()
+    if rule is not None:
+        narrower = rule(Call(module, query, key, value, mask, _offset(mask, query, key), *how))
+        mask = mask if narrower is None else mask & narrower
     given = query.dtype
     if not given == key.dtype == value.dtype:  # under autocast, or with a float32 rotary embedding
         common = torch.promote_types(torch.promote_types(given, key.dtype), value.dtype)
         query, key, value = query.to(common), key.to(common), value.to(common)
-    if s_aux is not None:
-        s_aux = s_aux.reshape(-1)
     setting: dict[str, Any] = {
         "mask": mask,
         "scale": scaling,
@@ -98,7 +99,7 @@ def attention_function(
     if recorder is None or torch._C._current_graph_task_id() != -1:  # the latter: checkpoint recomputation
         out = attention(query, key, value, dropout=drop, **setting)
     else:
-        call = Call(module, query, key, value, mask, _offset(mask, query, key))
+        call = Call(module, query, key, value, mask, _offset(mask, query, key), *how)
         asked = tuple(recorder.observables(call))
         if asked:
             out, seen = attention(query, key, value, dropout=drop, observe=asked, **setting)
