@@ -329,6 +329,7 @@ class _Detail:
     def record(self, call: Call, observables: Sequence[Observable], seen: Sequence[Any]) -> None:
         """Nothing was asked."""
 
+    @torch.no_grad()
     def numbers(self, found: Sequence[Word]) -> dict[str, Any]:
         """The fields of `Steps` from key_head to error."""
         call, i, h = self.call, self.position, self.head
