@@ -163,7 +163,7 @@ def main() -> None:
         "grouped_worst": max(row["difference"] for row in shared),
         "logits": logits,
     }
-    save("mechanism", options, figures, multi_head=layer, grouped=shared, heads=rows)
+    save("mechanism", options, figures, multi_head=layer, grouped=shared, heads=sharpened[:10])
 
 
 if __name__ == "__main__":

@@ -53,6 +53,8 @@ def save(name: str, options: argparse.Namespace, figures: dict[str, Any], **more
 def command(name: str, options: argparse.Namespace) -> str:
     """The command as one types it in the project's folder; of a text only its name is told."""
     words = [f"python benchmarks/{name}.py"]
+    if getattr(options, "threads", None):
+        words.append(f"--threads {options.threads}")
     if getattr(options, "text", None):
         words.append(f"--text {options.text.name}")
     return " ".join(words + (["--quick"] if options.quick else []))

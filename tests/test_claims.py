@@ -53,7 +53,7 @@ def test_the_first_rows_are_these(document: str) -> None:
 
 
 def test_every_command_names_a_file_that_exists(document: str) -> None:
-    commands = re.findall(r"`python (\S+)[^`]*`", document)
+    commands = re.findall(r"`python ([^\s`]+)[^`]*`", document)
     assert len(commands) >= 15
     for path in commands:
         assert (ROOT / path).is_file(), path
