@@ -37,7 +37,7 @@ def _checked(method: Callable[..., Any], implementation: str) -> Callable[..., A
             name = model.__name__ if isinstance(model, type) else type(model).__name__
             raise ModelError(
                 f"{name} has attention code of its own and does not use transformers' attention interface: "
-                f'attn_implementation="{implementation}" would change nothing; it can be used with "eager", unobserved'
+                f'attn_implementation="{implementation}" changes nothing; "eager" can be used, unobserved'
             )
         return method(model, *args, **kwargs)
 
