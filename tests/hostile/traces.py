@@ -90,8 +90,24 @@ def _renamed(outer: Header) -> None:
     outer["../../etc/passwd"] = outer.pop(SEPARATOR.join(("self", "value", "mass")))
 
 
-def _another(outer: Header) -> None:
-    outer["more"] = dict(_tensor(outer, "value"))
+def _another(sound: bytes) -> bytes:
+    outer, inner, payload = opened(sound)
+    outer["more"] = {"dtype": "U8", "shape": [4], "data_offsets": [len(payload), len(payload) + 4]}
+    return closed(outer, inner, payload + bytes(4))
+
+
+def _fewer_real_keys(sound: bytes) -> bytes:
+    outer, inner, payload = opened(sound)
+    entry = _tensor(outer, "real", "")
+    (batch, keys), (start, end) = entry["shape"], entry["data_offsets"]
+    assert end == len(payload), "booleans come last"
+    entry.update(shape=[batch, keys - 1], data_offsets=[start, end - batch])
+    return closed(outer, inner, payload[:-batch])
+
+
+def _dtype(name: str) -> Builder:
+    """Another dtype of eight bytes for the indices."""
+    return _outer(lambda outer: _tensor(outer, "value", "top_keys.indices").update(dtype=name))
 
 
 def _ragged(sound: bytes) -> bytes:
@@ -157,7 +173,7 @@ BUILDERS: dict[str, Builder] = {
         lambda header: header["streams"]["self"]["values"].append("mass\x1f")
     ),
     "values that are numbers": _stream("values", [1]),
-    "a tensor that the header does not name": _outer(_another),
+    "a tensor that the header does not name": _another,
     "a tensor named like a path": _outer(_renamed),
     "a tensor of more numbers than the file has": _reshaped("value", lambda shape: [*shape[:-1], 2**40]),
     "a tensor whose size overflows": _reshaped("value", lambda shape: [2**63, 2**63, 2, 2, 2]),
@@ -174,5 +190,8 @@ BUILDERS: dict[str, Builder] = {
     "queries of one axis": _ragged,
     "queries of another batch": _reshaped("queries", lambda shape: shape[::-1]),
     "real keys that are bytes": _outer(lambda outer: _tensor(outer, "real", "").update(dtype="U8")),
-    "real keys of another number": _reshaped("real", lambda shape: shape[::-1], ""),
+    "indices of a dtype that no answer has": _dtype("U64"),
+    "indices that are complex": _dtype("C64"),
+    "fewer real keys than keys": _fewer_real_keys,
+    "real keys of another batch": _reshaped("real", lambda shape: shape[::-1], ""),
 }  # fmt: skip

@@ -174,6 +174,7 @@ def test_cross_attention_to_images_is_a_stream_of_its_own(name: str) -> None:
     assert bool(((rows - 1).abs() < CLOSE).logical_or(rows == 0).all())
     assert trace[0].weights.shape[2:] == (N, N)
     if name == "mllama":  # layer 1 looks across
+        assert len(trace.streams) == 4, "its vision has two stacks, which are not mixed"
         close(trace[1].weights[0], eager_out.attentions[0][1])
         close(trace.stream("cross", item=1).weights[0], eager_out.attentions[1][1])
 
@@ -291,6 +292,26 @@ def test_a_beam_of_an_encoder_decoder_reads_its_own_text() -> None:
         trace.stream("encoder", item=2)
 
 
+@pytest.mark.parametrize(
+    ("name", "side"), [("llama", "left"), ("llama", "right"), ("t5", "left"), ("bert", "right")]
+)
+def test_padding_is_known_where_a_dense_mask_hides_it(
+    name: str, side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, inputs = model_of(name), BY_NAME[name].inputs(side)
+    if name == "t5":
+        inputs["decoder_attention_mask"] = padded("right", 7, 2)
+    runs = []
+    for _ in range(2):
+        with ch.observe(model, IDS, observe=everything()) as trace:
+            model(**inputs)
+        runs.append(trace)
+        monkeypatch.setattr("clearhead.models.carrier.decode", lambda *_: None)
+    for stream in runs[0].streams:
+        for b in range(2):
+            same_view(runs[1].stream(stream, item=b), runs[0].stream(stream, item=b), (stream, b))
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_last_is_each_item_s_own_last_token(side: str) -> None:
     model, inputs = model_of("llama"), text(side)
@@ -406,19 +427,40 @@ def test_images_and_text_of_a_contrastive_model_may_be_of_different_number() -> 
 # ---------------------------------------------------------------------- what is kept
 
 
-def test_nothing_is_kept_but_what_was_asked_for() -> None:
-    model, inputs = model_of("llama"), text("right")
-    kinds = [*everything()[2:], ch.SegmentOutput(IDS, norms=True), Centre(), ch.SegmentMass(IDS)]
-    with ch.observe(model, observe=kinds, heads=[1], rows="last") as trace:
+def whole(tensor: Tensor) -> bool:
+    """Whether the tensor has its memory for itself, without a gradient."""
+    alone = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
+    return alone and not tensor.requires_grad
+
+
+@pytest.mark.parametrize("side", [None, "right"])
+def test_nothing_is_kept_but_what_was_asked_for(side: str | None) -> None:
+    model, inputs = model_of("llama"), text(side)
+    kinds = [
+        *everything()[2:],
+        ch.SegmentOutput(IDS, norms=True),
+        Centre(),
+        KeyExtremes(),
+        ch.SegmentMass(IDS),
+    ]
+    with torch.enable_grad(), ch.observe(model, observe=kinds, rows="last") as trace:
         model(**inputs)
+        recording = trace._source.__self__  # type: ignore[union-attr]
+        layers = next(iter(recording._running.values())).layers.values()
+        held = [
+            part
+            for layer in layers
+            for answers in layer.answers.values()
+            for part in answers[0].parts.values()
+        ]
+    assert len(held) == 2 * (len(kinds) + 2)
+    assert all(whole(part) for part in held), "neither while the model runs"
+    assert not any(layer.answers for layer in layers), "nothing is held twice afterwards"
     stream = trace.data.streams["self"]
-    tensors = [*stream.values.values(), *stream.queries.values(), stream.real]
-    for tensor in tensors:
-        assert tensor is not None
-        assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
-        assert not tensor.requires_grad
-    assert stream.values["weights"].shape == (2, 2, 1, 1, N)
-    assert stream.values["entropy"].shape == (2, 2, 1, 1)
+    assert all(whole(part) for part in [*stream.values.values(), *stream.queries.values()])
+    assert stream.real is None if side is None else whole(stream.real)  # type: ignore[arg-type]
+    assert stream.values["weights"].shape == (2, 2, 4, 1, N)
+    assert stream.values["entropy"].shape == (2, 2, 4, 1)
 
 
 def test_a_trace_does_not_keep_the_model_alive() -> None:
@@ -724,7 +766,8 @@ class Centre(ch.LinearObservable):
         return ("batch", "head", "query")
 
     def values(self, setting: Setting) -> Tensor:
-        return setting.key_positions.to(setting.dtype).view(1, 1, -1, 1)
+        positions = setting.key_positions.to(setting.dtype)
+        return torch.stack([positions, positions**2], dim=-1)[None, None]
 
     def finish(self, mean: Tensor, setting: Setting) -> Tensor:
         return mean[..., 0]  # a view of something larger
@@ -747,7 +790,8 @@ class KeyExtremes(ch.Observable):
 
     def start(self, setting: Setting) -> Account:
         s = setting.shape
-        return _ExtremesAccount(Extremes(*(setting.zeros(s.B, s.Hq, s.Lk) for _ in range(2))))
+        both = setting.zeros(2, s.B, s.Hq, s.Lk)
+        return _ExtremesAccount(Extremes(both[0], both[1]))  # views of something larger
 
 
 class _ExtremesAccount:

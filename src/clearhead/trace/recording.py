@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ObserveError, TraceError
+from clearhead.mask import Mask
 from clearhead.models.active import Call
 from clearhead.observables import MeanDistance, Observable, Rows, SegmentMass, SegmentOutput
 from clearhead.trace.data import TraceData
@@ -176,7 +177,10 @@ class Recording:
                 "observe() for each run"
             )
         if not running.own:
-            running.keys.extend(mask.key_offset + Lk, mask.key_offset, mask.padding)
+            real = _padding(mask)
+            if real is None and mask.dense is not None and running.stack.label == "cross":
+                real = self._input_mask("encoder", B, Lk)
+            running.keys.extend(mask.key_offset + Lk, mask.key_offset, real)
             first = layer.seen
             for other in self._running.values():
                 if other.stack.label == "self" and other.own and other.latest[1] == Lq:
@@ -196,8 +200,7 @@ class Recording:
             running.now = (-1, 0, 0, 0)
             self._joined = None
         end = first + Lq
-        real = mask.padding if mask.padding is not None and mask.padding.ndim == 2 else None
-        start = mask.key_offset
+        real, start = _padding(mask), mask.key_offset
         if real is None and (mask.dense is not None or mask.also):  # a dense mask holds its padding within
             real, start = self._input_mask(running.stack.label, B, end), 0
         running.keys.extend(end, start, real)
@@ -345,6 +348,11 @@ class Recording:
                 )
             self._joined = TraceData(self._name, self._wanted.segments, streams)
         return self._joined
+
+
+def _padding(mask: Mask) -> Tensor | None:
+    """Which keys the mask says are real, (B, Lk); None if it does not say."""
+    return mask.padding if mask.padding is not None and mask.padding.ndim == 2 else None
 
 
 def _own_numbers(index: Tensor, keys: Padding, call: Call) -> Tensor:
