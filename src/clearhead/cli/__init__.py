@@ -35,9 +35,15 @@ def _run(arguments: Sequence[str] | None) -> int:
         return 2
     usage_error = typer.BadParameter.__mro__[2]  # click's ClickException, which typer brings along
     try:
-        code: Any = app(args=None if arguments is None else list(arguments), standalone_mode=False)
+        code: Any = app(
+            args=None if arguments is None else list(arguments), prog_name="clearhead", standalone_mode=False
+        )
     except typer.Abort:
         raise KeyboardInterrupt from None
+    except SystemExit as leaving:
+        if isinstance(leaving.__context__, BrokenPipeError):  # while typer printed the help
+            return 0
+        raise
     except ClearheadError as error:
         _say(f"error: {error}")
         return 2

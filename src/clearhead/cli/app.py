@@ -36,6 +36,12 @@ def _root(
     pass
 
 
-app.command()(look)
-app.command()(steps)
-app.command()(demo)
+app.command(
+    short_help="How much attention each source of a prompt gets.",
+    epilog="Example: clearhead look --system 'Be brief.' --user 'Who?' --data @page.txt --html look.html",
+)(look)
+app.command(
+    short_help="The mechanism on a real head, step by step.",
+    epilog='Example: clearhead steps "The animal slept because it was tired." --token it',
+)(steps)
+app.command(short_help="One web page, plain and with a planted instruction, side by side.")(demo)

@@ -19,7 +19,9 @@ PLANTED = (
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="The folder where the two reports go.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder where the two reports go.")] = Path(
+        "demo"
+    ),
     model: Model = "smollm2",
 ) -> None:
     """Look at one web page in two forms, plain and with a planted instruction, and write both reports."""

@@ -10,36 +10,51 @@ from typing import Annotated
 
 import typer
 
+#: How a text is given: typed, from a file, from standard input; @@x is the text "@x".
+SOURCE = "TEXT|@FILE|-"
+
 Query = Annotated[
     str,
     typer.Option(
-        help="Whose attention: last (the token the answer starts from), all, or a text of the prompt."
+        metavar="last|all|TEXT",
+        help="Whose attention: last (the token the answer starts from), all, or a text of the prompt.",
     ),
 ]
-Model = Annotated[str, typer.Option(help="A hub id, a local folder, or smollm2, which is embedded.")]
+Model = Annotated[
+    str, typer.Option(metavar="NAME", help="A hub id, a local folder, or smollm2, which is embedded.")
+]
 
 
 def look(
     chat: Annotated[
-        str | None, typer.Argument(help='A JSON chat file, [{"role": …, "content": …}], or - for stdin.')
+        str | None,
+        typer.Argument(
+            metavar="CHAT", help='A JSON chat file, [{"role": …, "content": …}], or - for standard input.'
+        ),
     ] = None,
-    system: Annotated[str | None, typer.Option(help="System prompt: TEXT, @FILE, or - for stdin.")] = None,
-    user: Annotated[str | None, typer.Option(help="What the user says: TEXT, @FILE, or -.")] = None,
+    system: Annotated[str | None, typer.Option(metavar=SOURCE, help="The system prompt.")] = None,
+    user: Annotated[str | None, typer.Option(metavar=SOURCE, help="What the user says.")] = None,
     data: Annotated[
         list[str] | None,
-        typer.Option(help="Text from elsewhere, not to be trusted: TEXT, @FILE, or -. Can be repeated."),
+        typer.Option(
+            metavar=SOURCE,
+            help="Text from elsewhere, not to be trusted: a web page, a file. Can be repeated.",
+        ),
     ] = None,
     model: Model = "smollm2",
     query: Query = "last",
     layers: Annotated[
-        str | None, typer.Option(help="Layers to look at, such as 3,5-8. Default: all.")
+        str | None, typer.Option(metavar="LIST", help="Layers to look at, such as 3,5-8. Default: all.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
     html: Annotated[
-        Path | None, typer.Option(help="Also write a report, one file that needs no network.")
+        Path | None, typer.Option(metavar="FILE", help="Also write a report, one page that needs no network.")
     ] = None,
 ) -> None:
-    """Show how much attention each source of a prompt gets, in a real model, exactly."""
+    """Show how much attention each source of a prompt gets, in a real model, exactly.
+
+    A text is typed, read from a file (@FILE) or from standard input (-); @@x is the text "@x".
+    """
     from clearhead.cli.inputs import Texts, numbers, segments
     from clearhead.cli.run import load_model, run_look
     from clearhead.cli.terminal import visible, write

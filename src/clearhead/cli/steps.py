@@ -16,13 +16,22 @@ if TYPE_CHECKING:
 
 
 def steps(
-    text: Annotated[str, typer.Argument(help="A sentence.")],
-    token: Annotated[str, typer.Option(help="A word of it: whose attention?")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="A sentence.")],
+    token: Annotated[str, typer.Option(metavar="WORD", help="A word of it: whose attention?")],
     on: Annotated[
-        list[str] | None, typer.Option(help="A word to ask about. Can be repeated. Default: all it can see.")
+        list[str] | None,
+        typer.Option(metavar="WORD", help="A word to ask about. Can be repeated. Default: all it can see."),
     ] = None,
-    layer: Annotated[int | None, typer.Option(help="The layer to walk through.")] = None,
-    head: Annotated[int | None, typer.Option(help="The head to walk through.")] = None,
+    layer: Annotated[
+        int | None,
+        typer.Option(metavar="NUMBER", help="The layer to walk through. Default: the strongest head's."),
+    ] = None,
+    head: Annotated[
+        int | None,
+        typer.Option(
+            metavar="NUMBER", help="The head to walk through. Default: the one that looks most at the word."
+        ),
+    ] = None,
     model: Model = "smollm2",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
