@@ -63,9 +63,9 @@ def machine(about: dict[str, Any]) -> str:
     return (
         f"{about['architecture']} ({', '.join(about['instruction_sets'])}), {about['cores']} cores, "
         f"{about['memory_gb']} GB; torch {about['torch']} with torch_threads={about['torch_threads']}, "
-        f"transformers {about['transformers']}, Python {about['python']}; sgemm {about['sgemm_gflops_1_thread']} GFLOP/s "
-        f"on one thread, {about['sgemm_gflops_all_threads']} on all; reads "
-        f"{about['memory_read_gb_per_s']} GB/s"
+        f"transformers {about['transformers']}, Python {about['python']}; sgemm "
+        f"{about['sgemm_gflops_1_thread']} GFLOP/s on one thread, {about['sgemm_gflops_all_threads']} on "
+        f"all; reads {about['memory_read_gb_per_s']} GB/s"
     )
 
 
