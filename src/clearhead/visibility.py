@@ -126,9 +126,14 @@ class Visibility:
     def tile(self, rows: Rows, cols: slice) -> Tensor | None:
         """Return (B | 1, Hq | 1, rows, cols) booleans, True = visible, or None where all of it is."""
         m = self.mask
+        ahead_matters = m.causal and self._crosses_diagonal(rows, cols)
+        near_matters = m.window is not None and self._leaves_window(rows, cols)
+        fields = (m.chunk, self._documents, self._real, self._dense)
+        if not (ahead_matters or near_matters or self._also) and all(f is None for f in fields):
+            return None
         q, k = self._q[:, rows][:, :, None], self._k[:, cols][:, None, :]
         parts: list[Tensor] = []
-        if m.causal and self._crosses_diagonal(rows, cols):
+        if ahead_matters:
             ahead = k <= q
             if m.prefix is not None:
                 prefix = m.prefix
@@ -139,7 +144,7 @@ class Visibility:
                 mine, theirs = self._blocks[0][:, rows][:, :, None], self._blocks[1][:, cols][:, None, :]
                 ahead = ahead | ((mine == theirs) & (theirs >= 0))
             parts.append(ahead)
-        if m.window is not None and self._leaves_window(rows, cols):
+        if m.window is not None and near_matters:
             left, right = m.window
             near: Tensor | None = None
             if left is not None:
