@@ -28,7 +28,9 @@ def _bars(*, shown: bool = True) -> Iterator[Progress]:
         BarColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown) as bars:
+    screen = Console(stderr=True)
+    hidden = not shown or not screen.is_terminal  # a log file gets no empty lines
+    with Progress(*columns, console=screen, transient=True, disable=hidden) as bars:
         yield bars
 
 

@@ -18,13 +18,11 @@ ACCENTS = 4
 def visible(text: str, *, newline: str = "\n", most: int | None = None) -> str:
     """Return `text` with characters that are not to be seen, or do something, as "<U+001B>".
 
-    newline: what a line break becomes ("\\n" keeps it, "↵" shows it in a table). most: longer texts are cut
-    to so many characters, with "…".
+    newline: what a line break becomes ("\\n" keeps it, "↵" shows it in a table). most: if more than so many
+    characters would be shown, the rest is "…".
     """
-    if most is not None and len(text) > most:
-        text = f"{text[: most - 1]}…"
     shown, accents, before = [], 0, " "
-    for c in text:
+    for c in text if most is None else text[: most + 1]:
         category = unicodedata.category(c)
         accents = accents + 1 if category in ("Mn", "Me") else 0
         if c == "\n":
@@ -34,7 +32,11 @@ def visible(text: str, *, newline: str = "\n", most: int | None = None) -> str:
         else:
             shown.append(c)
         before = c
-    return "".join(shown)
+    if most is None or sum(map(len, shown)) <= most:
+        return "".join(shown)
+    while sum(map(len, shown)) > most - 1:
+        shown.pop()
+    return f"{''.join(shown)}…"
 
 
 def _carries_bytes(c: str, before: str) -> bool:
