@@ -148,3 +148,41 @@ def tiny(word_tokenizer: Any) -> Callable[[str], LoadedModel]:
         return LoadedModel(model, word_tokenizer, name, "0")
 
     return make
+
+
+@pytest.fixture(scope="session")
+def small(smollm2: LoadedModel) -> LoadedModel:
+    """SmolLM2's tokenizer and shape of heads before a tiny model of random weights, for what does not ask
+    for trained ones: two layers, nine heads.
+    """
+    import transformers as tf
+
+    config = tf.LlamaConfig(
+        vocab_size=len(smollm2.tokenizer),
+        hidden_size=36,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+    )
+    torch.manual_seed(0)
+    model = tf.LlamaForCausalLM._from_config(config, attn_implementation="clearhead").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape) * 0.3)
+    return LoadedModel(model, smollm2.tokenizer, "small", "0")
+
+
+@pytest.fixture(scope="session")
+def small_weights(small: LoadedModel) -> Callable[[Prompt], Tensor]:
+    """The eager weights of `small`, (L, H, n, n), float64."""
+    model = copy.deepcopy(small.model)
+    model.set_attn_implementation("eager")
+
+    def weights(prompt: Prompt) -> Tensor:
+        with torch.no_grad():
+            out = model(**prompt.inputs, output_attentions=True)
+        return torch.stack([layer[0] for layer in out.attentions]).double()
+
+    return weights

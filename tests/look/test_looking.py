@@ -48,8 +48,9 @@ def holding(prompt: Prompt, text: str) -> list[int]:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("query", ["last", "all", "museum", "👩‍🚀"])
-@pytest.mark.parametrize("layers", [None, [3, 11]])
+@pytest.mark.parametrize(
+    ("query", "layers"), [("last", None), ("all", None), ("museum", [3, 11]), ("👩‍🚀", None)]
+)
 def test_every_number_is_that_of_the_eager_weights(
     smollm2: LoadedModel,
     prompt: Prompt,
@@ -100,9 +101,9 @@ def test_every_number_is_that_of_the_eager_weights(
 
 @pytest.mark.model
 def test_the_first_token_has_a_row_of_its_own_and_every_token_the_row_of_its_source(
-    smollm2: LoadedModel, prompt: Prompt
+    small: LoadedModel, prompt: Prompt
 ) -> None:
-    got = look(smollm2, prompt, layers=[0])
+    got = look(small, prompt, layers=[0])
     assert [s.name for s in got.sources] == ["rules", "question", "page", "template", SINK]
     assert [s.role for s in got.sources] == ["system", "user", "data", "template", "sink"]
     assert [s.trusted for s in got.sources] == [True, True, False, True, True]
@@ -111,12 +112,12 @@ def test_the_first_token_has_a_row_of_its_own_and_every_token_the_row_of_its_sou
     assert got.tokens == prompt.tokens
     assert got.ids[1:].tolist() == prompt.segments.ids[1:].tolist()
     assert got.evidence == grade.UNTESTED
-    assert (got.model, got.model_hash) == ("smollm2", smollm2.hash)
+    assert (got.model, got.model_hash) == ("small", "0")
 
 
 @pytest.mark.model
-def test_the_report_and_json_take_a_look_as_it_is(smollm2: LoadedModel, prompt: Prompt) -> None:
-    got = look(smollm2, prompt, layers=[2, 5], command="clearhead look")
+def test_the_report_and_json_take_a_look_as_it_is(small: LoadedModel, prompt: Prompt) -> None:
+    got = look(small, prompt, layers=[0, 1], command="clearhead look")
     assert "<html" in render(got)
     plain = json.loads(json.dumps(got.to_dict(), allow_nan=False))
     assert plain["sources"][2]["name"] == "page"
@@ -124,9 +125,9 @@ def test_the_report_and_json_take_a_look_as_it_is(smollm2: LoadedModel, prompt: 
 
 
 @pytest.mark.model
-def test_notes_tell_of_control_text_and_of_an_empty_segment(smollm2: LoadedModel) -> None:
-    prompt = Prompt([*SEGMENTS, Segment("nothing", "data", "")], smollm2.tokenizer)
-    got = look(smollm2, prompt, layers=[0], notes=["one more"])
+def test_notes_tell_of_control_text_and_of_an_empty_segment(small: LoadedModel) -> None:
+    prompt = Prompt([*SEGMENTS, Segment("nothing", "data", "")], small.tokenizer)
+    got = look(small, prompt, layers=[0], notes=["one more"])
     assert any("'<|im_end|>'" in note and "kept as text" in note for note in got.notes)
     assert "segment 'nothing' is empty" in got.notes
     assert got.notes[-1] == "one more"
@@ -135,27 +136,27 @@ def test_notes_tell_of_control_text_and_of_an_empty_segment(smollm2: LoadedModel
 
 
 @pytest.mark.model
-def test_a_token_that_crosses_a_border_is_noted(smollm2: LoadedModel) -> None:
+def test_a_token_that_crosses_a_border_is_noted(small: LoadedModel) -> None:
     prompt = Prompt.plain(
-        [Segment("a", "user", "The mus"), Segment("b", "user", "eum is")], smollm2.tokenizer, separator=""
+        [Segment("a", "user", "The mus"), Segment("b", "user", "eum is")], small.tokenizer, separator=""
     )
     assert prompt.report.border_tokens
-    assert any("crosses a border" in note for note in look(smollm2, prompt, layers=[0]).notes)
+    assert any("crosses a border" in note for note in look(small, prompt, layers=[0]).notes)
 
 
 @pytest.mark.model
-def test_a_source_called_like_the_first_token_stays_apart_from_it(smollm2: LoadedModel) -> None:
-    prompt = Prompt([Segment(SINK, "user", "Hello there")], smollm2.tokenizer)
-    names = [s.name for s in look(smollm2, prompt, layers=[0]).sources]
+def test_a_source_called_like_the_first_token_stays_apart_from_it(small: LoadedModel) -> None:
+    prompt = Prompt([Segment(SINK, "user", "Hello there")], small.tokenizer)
+    names = [s.name for s in look(small, prompt, layers=[0]).sources]
     assert len(set(names)) == len(names) == 3
 
 
 @pytest.mark.model
-def test_a_prompt_of_one_token_gives_all_to_that_token(smollm2: LoadedModel) -> None:
-    prompt = Prompt.plain([Segment("a", "user", "x")], smollm2.tokenizer)
+def test_a_prompt_of_one_token_gives_all_to_that_token(small: LoadedModel) -> None:
+    prompt = Prompt.plain([Segment("a", "user", "x")], small.tokenizer)
     assert len(prompt) == 1
     for query in ("last", "all", "x"):
-        got = look(smollm2, prompt, query=query)
+        got = look(small, prompt, query=query)
         assert got.sources[-1].mass == pytest.approx(1)
         assert got.sources[0].mass == got.sources[0].per_token == 0
         assert np.allclose(got.maps, 1)
@@ -164,22 +165,22 @@ def test_a_prompt_of_one_token_gives_all_to_that_token(smollm2: LoadedModel) -> 
 
 
 @pytest.mark.model
-def test_progress_counts_the_layers_and_numbers_stay_the_same(smollm2: LoadedModel, prompt: Prompt) -> None:
+def test_progress_counts_the_layers_and_numbers_stay_the_same(small: LoadedModel, prompt: Prompt) -> None:
     done: list[int] = []
-    with_bar = look(smollm2, prompt, layers=[1, 4], progress=done.append)
+    with_bar = look(small, prompt, layers=[0, 1], progress=done.append)
     assert done == [1, 2]
-    assert np.array_equal(with_bar.mass, look(smollm2, prompt, layers=[1, 4]).mass)
+    assert np.array_equal(with_bar.mass, look(small, prompt, layers=[0, 1]).mass)
 
 
 @pytest.mark.model
-def test_maps_are_limited_and_take_the_chosen_queries_first(smollm2: LoadedModel, prompt: Prompt) -> None:
+def test_maps_are_limited_and_take_the_chosen_queries_first(small: LoadedModel, prompt: Prompt) -> None:
     n = len(prompt)
     one_map = 2 * 9 * n
-    got = look(smollm2, prompt, query="museum", layers=[0, 1], map_weights=3 * one_map + 5)
+    got = look(small, prompt, query="museum", layers=[0, 1], map_weights=3 * one_map + 5)
     assert set(got.map_queries) == set(holding(prompt, "museum"))
-    got = look(smollm2, prompt, query="all", layers=[0, 1], map_weights=2 * one_map)
+    got = look(small, prompt, query="all", layers=[0, 1], map_weights=2 * one_map)
     assert got.map_queries == (n - 2, n - 1)
-    none = look(smollm2, prompt, layers=[0, 1], map_weights=0)
+    none = look(small, prompt, layers=[0, 1], map_weights=0)
     assert none.maps.shape == (2, 9, 0, n)
     render(none)
 
@@ -193,30 +194,30 @@ def test_maps_are_limited_and_take_the_chosen_queries_first(smollm2: LoadedModel
             "query must be 'last', 'all' or a text of the prompt; 'zebra' is not in the prompt",
         ),
         ({"query": ""}, "got an empty text"),
-        ({"layers": [30]}, r"layers holds 30, this model has .*0\.\.29"),
+        ({"layers": [2]}, r"layers holds 2, this model has self: 0\.\.1"),
         ({"layers": []}, "layers must be"),
         ({"layers": [1, 1]}, "layers must be different"),
     ],
 )
-def test_bad_arguments_are_named(smollm2: LoadedModel, prompt: Prompt, change: Any, message: str) -> None:
+def test_bad_arguments_are_named(small: LoadedModel, prompt: Prompt, change: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        look(smollm2, prompt, **change)
+        look(small, prompt, **change)
 
 
 @pytest.mark.model
-def test_a_prompt_beyond_the_positions_is_refused_before_the_model_runs(smollm2: LoadedModel) -> None:
-    prompt = Prompt([Segment("page", "data", "word " * 9000)], smollm2.tokenizer)
+def test_a_prompt_beyond_the_positions_is_refused_before_the_model_runs(small: LoadedModel) -> None:
+    prompt = Prompt([Segment("page", "data", "word " * 9000)], small.tokenizer)
     with pytest.raises(
         PromptError, match=r"the prompt is too long: it has \d+ tokens, and the model has 8192"
     ):
-        look(smollm2, prompt)
+        look(small, prompt)
 
 
 @pytest.mark.model
-def test_query_text_takes_overlapping_places_and_partial_tokens(smollm2: LoadedModel) -> None:
-    prompt = Prompt.plain([Segment("a", "user", "banana 👍 ananas")], smollm2.tokenizer)
+def test_query_text_takes_overlapping_places_and_partial_tokens(small: LoadedModel) -> None:
+    prompt = Prompt.plain([Segment("a", "user", "banana 👍 ananas")], small.tokenizer)
     for text in ("ana", "n", "👍", "a 👍 a", " "):
-        got = look(smollm2, prompt, query=text, layers=[0], map_weights=10**6)
+        got = look(small, prompt, query=text, layers=[0], map_weights=10**6)
         count = len(holding(prompt, text))
         assert count
         assert got.query == f"{count} token{'s' * (count != 1)} of {text!r}"
