@@ -1,6 +1,6 @@
 """How does attention's time grow with the length, and what does looking add to it?
 
-    python benchmarks/cost_of_looking.py [--threads N] [--text FILE] [--quick]
+    python benchmarks/cost_of_looking.py [--threads N] [--seconds N] [--text FILE] [--quick]
 
 One SmolLM2-shaped layer (9 heads, 3 key heads, d = 64, float32, causal), plain, observed (8 segments and the
 entropy) over all queries and over the last one, torch's own call, and the same answers from n × n weights as
@@ -126,13 +126,13 @@ def layer_rows(sizes: list[int], seconds: float, largest_eager: int) -> list[dic
 def main() -> None:
     """Print the tables and write the JSON."""
     parser = arguments(__doc__, text=True)
-    parser.add_argument("--seconds", type=float, default=40.0, help="for each length (default 40)")
+    parser.add_argument("--seconds", type=int, help="for each length (default: 40)")
     parser.add_argument("--threads", type=int, help="of torch (default: as many as torch takes)")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
     sizes = [256, 512] if options.quick else [512, 1024, 2048, 4096, 8192]
-    rows = layer_rows(sizes, 1.0 if options.quick else options.seconds, 512 if options.quick else 4096)
+    rows = layer_rows(sizes, 1 if options.quick else options.seconds or 40, 512 if options.quick else 4096)
     plain = [line["fastest ms"] for line in rows]  # other work only ever adds time
     b, steps = exponent(sizes, plain), pairs(sizes, plain)
     shown = ", ".join(f"{step:.2f}" for step in steps)

@@ -53,8 +53,9 @@ def save(name: str, options: argparse.Namespace, figures: dict[str, Any], **more
 def command(name: str, options: argparse.Namespace) -> str:
     """The command as one types it in the project's folder; of a text only its name is told."""
     words = [f"python benchmarks/{name}.py"]
-    if getattr(options, "threads", None):
-        words.append(f"--threads {options.threads}")
+    for given in ("threads", "seconds"):
+        if getattr(options, given, None):
+            words.append(f"--{given} {getattr(options, given)}")
     if getattr(options, "text", None):
         words.append(f"--text {options.text.name}")
     return " ".join(words + (["--quick"] if options.quick else []))
