@@ -132,6 +132,17 @@ def tiny(word_tokenizer: Any) -> Callable[[str], LoadedModel]:
         "gpt-oss": lambda: (tf.GptOssForCausalLM, tf.GptOssConfig(**size, **experts, **kinds)),
         "bert": lambda: (tf.BertForMaskedLM, tf.BertConfig(**{**size, "num_key_value_heads": 4})),
         "albert": lambda: (tf.AlbertModel, tf.AlbertConfig(**size, embedding_size=16)),
+        "vit": lambda: (
+            tf.ViTModel,
+            tf.ViTConfig(
+                hidden_size=32,
+                num_hidden_layers=1,
+                num_attention_heads=4,
+                intermediate_size=48,
+                image_size=16,
+                patch_size=4,
+            ),
+        ),
         "t5": lambda: (
             tf.T5ForConditionalGeneration,
             tf.T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4),

@@ -279,6 +279,13 @@ def test_an_encoder_decoder_is_refused_with_the_way_out(tiny: Callable[[str], Lo
         look(loaded, prompt)
 
 
+def test_a_model_of_images_is_refused(tiny: Callable[[str], LoadedModel]) -> None:
+    loaded = tiny("vit")
+    prompt, _ = lay_out(PLAIN, loaded.tokenizer)
+    with pytest.raises(ModelError, match="ViTModel cannot read a text alone"):
+        look(loaded, prompt)
+
+
 def test_a_model_that_does_not_attend_through_clearhead_is_refused(
     tiny: Callable[[str], LoadedModel],
 ) -> None:

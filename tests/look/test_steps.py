@@ -300,6 +300,30 @@ def test_an_encoder_looks_both_ways_and_has_no_next_token() -> None:
     assert got.rows[0].word == "[CLS]"
 
 
+def test_a_forward_that_keeps_all_logits_gives_the_same_answer(
+    tiny: Callable[[str], LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = tiny("llama")
+    for text in (TINY, "the animal"):
+        wanted = steps(loaded, text, token="animal", on=["the"])
+        whole = loaded.model.forward
+
+        def forward(input_ids: Tensor, attention_mask: Tensor, whole: Any = whole) -> Any:
+            return whole(input_ids=input_ids, attention_mask=attention_mask)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(loaded.model, "forward", forward)
+            got = steps(loaded, text, token="animal", on=["the"])
+        for a, b in (
+            (wanted.words[0].one_head, got.words[0].one_head),
+            (wanted.words[0].every_head, got.words[0].every_head),
+        ):
+            assert a is not None
+            assert b is not None
+            assert a.moved_at_token == pytest.approx(b.moved_at_token, abs=1e-6)
+            assert a.moved_at_end == pytest.approx(b.moved_at_end, abs=1e-6)
+
+
 def test_a_masked_language_model_has_no_next_token(tiny: Callable[[str], LoadedModel]) -> None:
     got = steps(tiny("bert"), TINY, token="it", on=["animal"])
     assert got.words[0].one_head is None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import Any, NamedTuple
 
-from clearhead.errors import ModelError
+from clearhead.errors import ClearheadError, ModelError
+from clearhead.models.prompt import Prompt
 
 
 class Size(NamedTuple):
@@ -36,7 +37,25 @@ def continues(model: Any) -> bool:
     return bool(model.can_generate()) if hasattr(model, "can_generate") else False
 
 
-def frugal(model: Any, **wanted: Any) -> dict[str, Any]:
-    """Return those of the keywords that the model's forward takes, and that it is to keep no cache."""
-    takes = inspect.signature(model.forward).parameters
-    return {name: value for name, value in ({"use_cache": False} | wanted).items() if name in takes}
+def takes(model: Any, name: str) -> bool:
+    """Whether the model's forward has a keyword of this name."""
+    return name in inspect.signature(model.forward).parameters
+
+
+def read(model: Any, prompt: Prompt, **wanted: Any) -> Any:
+    """Run the model once on a prompt, without a cache, and return its output.
+
+    wanted: keywords that are passed on if the model's forward takes them. Raises ModelError for a model that
+    cannot read a text alone (it wants an image too, or nothing but images).
+    """
+    extra = {n: value for n, value in ({"use_cache": False} | wanted).items() if takes(model, n)}
+    inputs = {name: tensor.to(model.device) for name, tensor in prompt.inputs.items()}
+    try:
+        return model(**inputs, **extra)
+    except ClearheadError:
+        raise
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ModelError(
+            f"{type(model).__name__} cannot read a text alone ({type(error).__name__}: "
+            f"{' '.join(str(error).split())[:300]}); look and steps take language models"
+        ) from error

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead.errors import ArgumentError
 from clearhead.evidence import grade
-from clearhead.look.fit import check_one_sided, continues, frugal, size
+from clearhead.look.fit import check_one_sided, continues, read, size
 from clearhead.look.result import Look, Source, TopToken
 from clearhead.look.words import tokens_holding
 from clearhead.models.active import ACTIVE, Call, Recorder
@@ -92,12 +92,11 @@ def look(
     ]
     if kept:
         asked.append(Weights(rows=kept))
-    inputs = {name: tensor.to(model.device) for name, tensor in prompt.inputs.items()}
     with torch.inference_mode(), observe(model, segments, asked, layers=layers) as trace:
         recorder = ACTIVE.get()
         token = ACTIVE.set(_Counting(recorder, progress)) if recorder is not None and progress else None
         try:
-            model(**inputs, **frugal(model, logits_to_keep=1))
+            read(model, prompt, logits_to_keep=1)
         finally:
             if token is not None:
                 ACTIVE.reset(token)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from clearhead.backends.reference import scaled, scores, softmax, weighted_sum
 from clearhead.errors import ArgumentError, ModelError
 from clearhead.evidence import grade
-from clearhead.look.fit import check_one_sided, continues, frugal
+from clearhead.look.fit import check_one_sided, continues, read, takes
 from clearhead.look.words import Word, words
 from clearhead.mask import Mask
 from clearhead.models.active import ACTIVE, Call
@@ -268,7 +268,7 @@ class _View:
             self._outer = outer
             token = ACTIVE.set(self)
             try:
-                model(**_inputs(model, prompt), **frugal(model, logits_to_keep=1))
+                read(model, prompt, logits_to_keep=1)
             finally:
                 ACTIVE.reset(token)
         view = trace.stream()
@@ -288,10 +288,6 @@ class _View:
         self._outer.record(call, observables, seen)
 
 
-def _inputs(model: Any, prompt: Prompt) -> dict[str, Tensor]:
-    return {name: tensor.to(model.device) for name, tensor in prompt.inputs.items()}
-
-
 # ---------------------------------------------------------------------- the four steps
 
 
@@ -308,7 +304,7 @@ class _Detail:
         token = ACTIVE.set(self)
         try:
             with torch.no_grad():
-                view.model(**_inputs(view.model, prompt), **frugal(view.model, logits_to_keep=1))
+                read(view.model, prompt, logits_to_keep=1)
         finally:
             ACTIVE.reset(token)
             hook.remove()
@@ -475,10 +471,9 @@ class _Looked:
 def _next(model: Any, prompt: Prompt, position: int) -> Tensor:
     """Next-token probabilities after the token at `position` and after the last one, (2, vocabulary)."""
     kept = torch.tensor([position, len(prompt) - 1], device=model.device)
-    extra = frugal(model, logits_to_keep=kept)
     with torch.no_grad():
-        logits = model(**_inputs(model, prompt), **extra).logits[0]
-    if "logits_to_keep" not in extra:
+        logits = read(model, prompt, logits_to_keep=kept).logits[0]
+    if not takes(model, "logits_to_keep"):
         logits = logits[kept]
     probabilities: Tensor = logits.double().softmax(-1)
     return probabilities
