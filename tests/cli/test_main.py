@@ -133,6 +133,20 @@ def test_a_reader_who_leaves_is_no_error(arguments: list[str]) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(
+    "output", ["terminal.write('x' * 100)", "tables.console().print('x' * 100)"], ids=["json", "table"]
+)
+def test_a_reader_who_leaves_ends_every_kind_of_output_quietly(output: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    code = f"from clearhead.cli import tables, terminal\n{output}\nraise AssertionError('went on')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_missing_package_is_named_with_the_way_to_get_it() -> None:
     code = "import sys\nsys.modules['typer'] = None\nfrom clearhead.cli import main\nmain(['look'])"
     done = subprocess.run(
