@@ -407,3 +407,43 @@ def test_weights_add_up_to_one_and_the_root_keeps_the_softmax_awake() -> None:
     assert sharp.mean() < 0.2
     assert saturated.mean() > 0.8
     assert torch.equal(weighted_sum(torch.eye(64)[None, None], k), k)
+
+
+def test_scratch_memory_of_inference_mode_is_not_used_outside() -> None:
+    q = torch.randn(1, 2, 200, 8, requires_grad=True)
+    mask = Mask(causal=True, window=20)
+    with torch.inference_mode():
+        attention(q, q, q, mask=mask, observe=[Entropy()])
+    attention(q, q, q, mask=mask, observe=[Entropy()])[0].sum().backward()
+    assert q.grad is not None
+    assert q.grad.isfinite().all()
+
+
+class NestedCall(Observable):
+    """An observable that calls attention itself, while the outer call's tiles are in use."""
+
+    name = "nested"
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return ("batch", "head", "query")
+
+    def start(self, setting: Any) -> Any:
+        class Account:
+            total = setting.zeros(1, 2, 300)
+
+            def add(self, tile: Any) -> None:
+                x = torch.randn(1, 2, 300, 8)
+                attention(x, x, x, observe=[Entropy()], mask=Mask(causal=True, window=50))
+                self.total[:, :, tile.rows] += tile.weights.sum(-1)
+
+            def result(self) -> Tensor:
+                return self.total
+
+        return Account()
+
+
+def test_a_call_within_a_call_gets_memory_of_its_own() -> None:
+    q = torch.randn(1, 2, 300, 8)
+    _, (total,) = attention(q, q, q, observe=[NestedCall()])
+    assert torch.allclose(total, torch.ones(1, 2, 300), atol=1e-5)

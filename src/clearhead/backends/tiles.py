@@ -7,20 +7,30 @@ kernels cannot do a request, and for every observation. Half types are computed 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from clearhead.backends.base import Request
-from clearhead.observables import Account, Observable, Tile
+from clearhead.observables import Account, Observable, Setting, Tile
 from clearhead.shapes import compute_dtype
 
 #: Elements of one tile of scores per thread, over all heads. Scores, weights and one product of them (1.7 MB
 #: in float32) stay in a core's second-level cache; twice as many cost up to five times as much per element in
 #: the element-wise steps (measured with AVX-512 and 2 MB).
 TILE_PER_THREAD = 144 * 1024
+#: Logarithms of weights below -LOWEST are taken for -LOWEST: exp(-80) = 2e-35.
+LOWEST = 80.0
+#: Added to the scores of hidden keys where a maximum is taken: lower than any score, and finite.
+UNSEEN = -1e30
+#: A thread keeps at most this many bytes of scratch memory between calls, per dtype and device.
+SCRATCH_KEPT = 64 * 2**20
 #: At most this many queries are observed in one go, with all their keys: (B, Hq, FEW, Lk) is linear in Lk.
 FEW = 8
 #: Elements of one tile elsewhere (64 MB in float32): a guess, not measured.
@@ -47,20 +57,19 @@ def row_blocks(count: int) -> Iterator[slice]:
 def columns(request: Request, queries: slice | Tensor, r: int) -> Iterator[slice]:
     """Ranges of keys that these r queries may see, cut to tiles of about TILE_PER_THREAD elements a thread.
 
-    They are also cut where visibility changes, so that most tiles need no mask.
+    They are also cut where visibility changes (down to a multiple of 64), so that most tiles need no mask.
     """
     heads = request.shape.B * request.shape.Hq
     on_cpu = request.q.device.type == "cpu"
     room = TILE_PER_THREAD * torch.get_num_threads() if on_cpu else TILE_ON_DEVICE
     width = max(64, room // (heads * r) // 32 * 32)
     for low, high in request.visibility.spans(queries):
-        start = low
-        for border in (*request.visibility.borders(queries), high):
-            stop = min(border, high)
-            while start < stop:
-                end = min(start + width, stop)
-                yield slice(start, end)
-                start = end
+        borders = (border // 64 * 64 for border in request.visibility.borders(queries))
+        cuts = dict.fromkeys([low, *(border for border in borders if low < border < high), high])
+        for start, stop in pairwise(cuts):
+            pieces = max(1, round((stop - start) / width))
+            for i in range(pieces):
+                yield slice(start + (stop - start) * i // pieces, start + (stop - start) * (i + 1) // pieces)
 
 
 class Scorer:
@@ -73,15 +82,19 @@ class Scorer:
         self.r = q.shape[2]
         # The heads of a group share their keys: one product of (group · r) × d with d × c.
         self.q = (q * request.scale).reshape(s.B, s.Hkv, s.Hq // s.Hkv * self.r, s.d)
+        self.keys = request.k.transpose(2, 3)  # (B, Hkv, d, Lk)
+        self.one = s.B == 1 and request.k.dtype == scratch.dtype  # then bmm does, with less ado than matmul
 
     def __call__(self, cols: slice) -> tuple[Tensor, Tensor | None]:
         """Return final scores (B, Hq, r, c), finite where hidden, and what is visible (None: everything)."""
         request, s = self.request, self.request.shape
-        k = request.k[:, :, cols].to(self.q.dtype)
         c = cols.stop - cols.start
-        out = self.scratch.take("scores", (s.B, s.Hkv, s.Hq // s.Hkv * self.r, c))
-        torch.matmul(self.q, k.transpose(2, 3), out=out)
-        fit = out.view(s.B, s.Hq, self.r, c)
+        fit = self.scratch.take("scores", (s.B, s.Hq, self.r, c))
+        if self.one:
+            torch.bmm(self.q[0], self.keys[0, :, :, cols], out=fit.view(s.Hkv, -1, c))
+        else:
+            k = self.keys[:, :, :, cols].to(self.q.dtype)
+            torch.matmul(self.q, k, out=fit.view(s.B, s.Hkv, -1, c))
         if request.softcap is not None:
             fit.div_(request.softcap).tanh_().mul_(request.softcap)
         visible = request.visibility.tile(self.queries, cols)
@@ -97,25 +110,68 @@ class Scorer:
 class Scratch:
     """Memory for one tile that the next tile uses again."""
 
-    def __init__(self, request: Request) -> None:
-        self.dtype, self.device = compute_dtype(request.q.dtype), request.q.device
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype, self.device = dtype, device
         self._held: dict[str, Tensor] = {}
+        self._views: dict[tuple[str, tuple[int, ...]], Tensor] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory it holds."""
+        return sum(held.nbytes for held in self._held.values())
 
     def take(self, name: str, size: tuple[int, ...]) -> Tensor:
         """Return uninitialised memory of this size; what `name` held before is gone."""
-        count = 1
-        for n in size:
-            count *= n
-        held = self._held.get(name)
-        if held is None or held.numel() < count:
-            held = torch.empty(count, dtype=self.dtype, device=self.device)
-            self._held[name] = held
-        return held[:count].view(size)
+        view = self._views.get((name, size))
+        if view is None:
+            held, count = self._held.get(name), prod(size)
+            if held is None or held.numel() < count:
+                held = torch.empty(count, dtype=self.dtype, device=self.device)
+                self._held[name] = held
+                self._views = {key: v for key, v in self._views.items() if key[0] != name}
+            view = held[:count].view(size)
+            self._views[name, size] = view
+        return view
+
+
+_POOL = threading.local()
+
+
+@contextmanager
+def scratch_for(request: Request) -> Iterator[Scratch]:
+    """Lend the thread's scratch memory, which is kept from call to call: fresh pages cost a tenth of a pass.
+
+    Calls within calls get their own; what has grown beyond SCRATCH_KEPT is let go of afterwards.
+    """
+    pool: dict[tuple[object, ...], Scratch] = _POOL.__dict__.setdefault("free", {})
+    dtype, device = compute_dtype(request.q.dtype), request.q.device
+    key = (dtype, device, torch.is_inference_mode_enabled())  # inference tensors are of no use outside
+    scratch = pool.pop(key, None) or Scratch(dtype, device)
+    try:
+        yield scratch
+    finally:
+        if scratch.nbytes <= SCRATCH_KEPT:
+            pool[key] = scratch
+
+
+def _exp(logs: Tensor, visible: Tensor | None, out: Tensor) -> Tensor:
+    """Return exp(logs) into `out` and 0 where hidden; `logs` is cut off at ±LOWEST on the way.
+
+    torch's exp is 10 to 100 times slower where it underflows, and a hidden key may hold anything: so the ends
+    are cut off first (a weight of 1e-35 stands for all smaller ones), and a product with 0 or 1 hides.
+    """
+    torch.exp(logs.clamp_(-LOWEST, LOWEST), out=out)
+    return out if visible is None else out.mul_(visible.to(out.dtype))
 
 
 def forward(request: Request) -> tuple[Tensor, Tensor]:
     """Return out (B, Hq, Lq, dv) in q's dtype and lse (B, Hq, Lq); no gradients."""
-    s, scratch = request.shape, Scratch(request)
+    with scratch_for(request) as scratch:
+        return _forward(request, scratch)
+
+
+def _forward(request: Request, scratch: Scratch) -> tuple[Tensor, Tensor]:
+    s = request.shape
     group = s.Hq // s.Hkv
     out = torch.empty(s.B, s.Hq, s.Lq, s.dv, dtype=request.q.dtype, device=request.q.device)
     lse = torch.empty(s.B, s.Hq, s.Lq, dtype=scratch.dtype, device=request.q.device)
@@ -129,11 +185,11 @@ def forward(request: Request) -> tuple[Tensor, Tensor]:
         mixed = lse.new_zeros(s.B, s.Hkv, group * r, s.dv)
         for cols in columns(request, rows, r):
             fit, visible = score(cols)
-            if visible is not None:
-                fit.masked_fill_(~visible, -torch.inf)
+            if visible is not None:  # the peak is taken over what is seen
+                fit.add_(torch.zeros_like(visible, dtype=fit.dtype).masked_fill_(~visible, UNSEEN))
             new_peak = torch.maximum(peak, fit.amax(-1, keepdim=True))
             safe = new_peak.masked_fill(new_peak.isneginf(), 0.0)
-            fit.sub_(safe).exp_()
+            _exp(fit.sub_(safe), visible, out=fit)
             fade = (peak - safe).exp()
             total.mul_(fade).add_(fit.sum(-1, keepdim=True))
             if request.dropout:
@@ -153,7 +209,19 @@ def backward(
     request: Request, out: Tensor, lse: Tensor, grad_out: Tensor | None, grad_lse: Tensor | None
 ) -> Gradients:
     """Return the gradients of a request from those of out (B, Hq, Lq, dv) and lse (B, Hq, Lq)."""
-    s, scratch = request.shape, Scratch(request)
+    with scratch_for(request) as scratch:
+        return _backward(request, scratch, out, lse, grad_out, grad_lse)
+
+
+def _backward(
+    request: Request,
+    scratch: Scratch,
+    out: Tensor,
+    lse: Tensor,
+    grad_out: Tensor | None,
+    grad_lse: Tensor | None,
+) -> Gradients:
+    s = request.shape
     group, wide = s.Hq // s.Hkv, scratch.dtype
     dq = torch.zeros(s.B, s.Hq, s.Lq, s.d, dtype=wide, device=request.q.device)
     dk = torch.zeros(s.B, s.Hkv, s.Lk, s.d, dtype=wide, device=request.q.device)
@@ -192,9 +260,7 @@ def backward(
             if request.softcap is not None:
                 raw = fit if request.bias is None else fit - request.bias[:, :, rows, cols].to(wide)
                 bend = 1 - (raw / request.softcap).square()  # derivative of c · tanh(s / c)
-            p = fit.sub_(norm).exp_()
-            if visible is not None:
-                p.masked_fill_(~visible, 0.0)
+            p = _exp(fit.sub_(norm), visible, out=fit)
             v = request.v[:, :, cols].to(wide)
             dp = (do_stacked @ v.transpose(2, 3)).view(s.B, s.Hq, r, c)
             dropped = p
@@ -228,8 +294,14 @@ def observe(request: Request, lse: Tensor, observables: Sequence[Observable]) ->
     """
     accounts: list[Account] = []
     passes: dict[object, tuple[slice | Tensor, list[Account]]] = {}
+    settings: dict[str, Setting] = {}
     for observable in observables:
-        setting = request.setting(observable)
+        rows = observable.rows
+        setting = settings.get(rows) if isinstance(rows, str) else None
+        if setting is None:
+            setting = request.setting(observable)
+            if isinstance(rows, str):
+                settings[rows] = setting
         account = observable.start(setting)
         accounts.append(account)
         queries = setting.queries
@@ -237,19 +309,18 @@ def observe(request: Request, lse: Tensor, observables: Sequence[Observable]) ->
             tuple(queries.tolist()) if isinstance(queries, Tensor) else (queries.start, queries.stop, "range")
         )
         passes.setdefault(key, (queries, []))[1].append(account)
-    scratch = Scratch(request)
     for queries, asking in passes.values():
         R = len(queries) if isinstance(queries, Tensor) else queries.stop - queries.start
         if R <= FEW and request.softcap is None and request.bias is None:
             _observe_few(request, lse, queries, R, asking)
             continue
-        for rows in row_blocks(R):
-            chosen: slice | Tensor
-            if isinstance(queries, Tensor):
-                chosen = queries[rows]
-            else:
-                chosen = slice(queries.start + rows.start, queries.start + rows.stop)
-            _observe_rows(request, lse, chosen, rows, scratch, asking)
+        with scratch_for(request) as scratch:
+            for block in row_blocks(R):
+                if isinstance(queries, Tensor):
+                    chosen: slice | Tensor = queries[block]
+                else:
+                    chosen = slice(queries.start + block.start, queries.start + block.stop)
+                _observe_rows(request, lse, chosen, block, scratch, asking)
     return tuple(account.result() for account in accounts)
 
 
@@ -258,20 +329,20 @@ def _observe_few(
 ) -> None:
     """Observe few queries in one tile with as few operations as can be: all keys at once, no scratch."""
     s, wide = request.shape, compute_dtype(request.q.dtype)
-    stacked = s.B * s.Hkv
-    rows = s.Hq // s.Hkv * R
-    q = (request.q[:, :, queries].to(wide) * request.scale).reshape(stacked, rows, s.d)
-    k = request.k.to(wide).reshape(stacked, s.Lk, s.d)
-    norm = lse[:, :, queries].to(wide).reshape(stacked, rows, 1)
+    stacked = (s.B, s.Hkv, s.Hq // s.Hkv * R)
+    q = request.q[:, :, queries].to(wide).reshape(*stacked, s.d)
+    norm = lse[:, :, queries].to(wide).reshape(*stacked, 1)
     cols = slice(0, s.Lk)
     visible = request.visibility.tile(queries, cols)
     if visible is not None:
         norm = norm.masked_fill(norm.isneginf(), 0.0)
-    logs = torch.baddbmm(norm, q, k.transpose(1, 2), beta=-1).view(s.B, s.Hq, R, s.Lk)
-    weights = logs.exp()
-    if visible is not None:
-        weights.masked_fill_(~visible, 0.0)
-    tile = Tile(weights, logs, slice(0, R), cols)
+    items = []
+    for b in range(s.B):  # one at a time: keys that lie head inside token must not be copied
+        k = request.k[b].to(wide).transpose(1, 2)
+        items.append(torch.baddbmm(norm[b], q[b], k, beta=-1, alpha=request.scale))
+    logs = (items[0] if s.B == 1 else torch.stack(items)).view(s.B, s.Hq, R, s.Lk)
+    weights = _exp(logs, visible, out=torch.empty_like(logs))
+    tile = Tile(weights, logs, slice(0, R), cols, torch.empty_like(logs))
     for account in accounts:
         account.add(tile)
 
@@ -286,16 +357,13 @@ def _observe_rows(
 ) -> None:
     score = Scorer(request, queries, scratch)
     norm = lse[:, :, queries, None].to(scratch.dtype)
-    if not request.visibility.plain_causal:  # else every row sees itself
+    if request.bias is not None or not request.visibility.plain_causal:  # else every row sees itself
         norm = norm.masked_fill(norm.isneginf(), 0.0)
     for cols in columns(request, queries, score.r):
         fit, visible = score(cols)
         logs = fit.sub_(norm)
-        weights = scratch.take("weights", tuple(logs.shape))
-        torch.exp(logs, out=weights)
-        if visible is not None:
-            weights.masked_fill_(~visible, 0.0)
-        tile = Tile(weights, logs, rows, cols)
+        weights = _exp(logs, visible, out=scratch.take("weights", logs.shape))
+        tile = Tile(weights, logs, rows, cols, scratch.take("spare", logs.shape))
         for account in accounts:
             account.add(tile)
 

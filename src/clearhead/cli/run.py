@@ -72,8 +72,13 @@ def run_look(
             prompt,
             query=query,
             layers=layers,
-            map_weights=16_000_000 if maps else 0,
+            map_weights=_room(len(prompt)) if maps else 0,
             progress=lambda done: bars.update(task, completed=done),
             notes=notes,
             command=command,
         )
+
+
+def _room(tokens: int) -> int:
+    """How many weights a report keeps: some 10 MB of file at most, 14 MB where that is only a few queries."""
+    return 6_000_000 if tokens < 3000 else 16_000_000

@@ -91,6 +91,7 @@ class Tile(NamedTuple):
     log_weights: Tensor  # (B, Hq, r, c), their logarithm; any finite number where hidden
     rows: slice  # which of the R chosen queries
     cols: slice  # which of the Lk keys
+    spare: Tensor  # (B, Hq, r, c) memory to write into, such as a product of the two; holds anything
 
 
 class Account(Protocol):
@@ -136,7 +137,8 @@ class Observable(ABC):
         account = self.start(setting)
         rows, cols = slice(0, setting.R), slice(0, setting.shape.Lk)
         floor = torch.finfo(weights.dtype).tiny
-        account.add(Tile(weights, weights.clamp(min=floor).log(), rows, cols))
+        logs = weights.clamp(min=floor).log()
+        account.add(Tile(weights, logs, rows, cols, torch.empty_like(weights)))
         return account.result()
 
 
@@ -164,17 +166,26 @@ class _LinearAccount:
     def __init__(self, observable: LinearObservable, setting: Setting) -> None:
         self.observable, self.setting = observable, setting
         self.values = observable.values(setting)
+        shared = self.values.shape[0] == self.values.shape[1] == 1
+        self.flat = (
+            self.values.flatten(0, 2) if shared else None
+        )  # one (Lk, m) for all heads: a plain product
         self.mean: Tensor | None = None
 
     def add(self, tile: Tile) -> None:
-        part = apply(tile.weights, self.values[:, :, tile.cols])
         shape = self.setting.shape
+        if self.flat is not None:
+            rows = tile.weights.view(-1, tile.weights.shape[3])
+            values = self.flat if rows.shape[1] == shape.Lk else self.flat[tile.cols]
+            part = torch.mm(rows, values).view(shape.B, shape.Hq, -1, values.shape[1])
+        else:
+            part = apply(tile.weights, self.values[:, :, tile.cols])
         if self.mean is None and part.shape[2] == self.setting.R:
             self.mean = part
             return
         if self.mean is None:
             self.mean = self.setting.zeros(shape.B, shape.Hq, self.setting.R, part.shape[-1])
-        self.mean[:, :, tile.rows] += part
+        self.mean[:, :, tile.rows].add_(part)  # += would copy the slice onto itself afterwards
 
     def result(self) -> Tensor:
         shape = self.setting.shape

@@ -116,7 +116,7 @@ class _KeyMassAccount:
         self.received = setting.zeros(shape.B, shape.Hq, shape.Lk)
 
     def add(self, tile: Tile) -> None:
-        self.received[:, :, tile.cols] += tile.weights.sum(2)
+        self.received[:, :, tile.cols].add_(tile.weights.sum(2))
 
     def result(self) -> Tensor:
         return self.received

@@ -40,7 +40,7 @@ class _SumAccount:
         if self.total is None and part.shape[2] == self.setting.R:
             self.total = part
         else:
-            self._all()[:, :, tile.rows] += part
+            self._all()[:, :, tile.rows].add_(part)
 
     def _all(self) -> Tensor:
         if self.total is None:
@@ -72,16 +72,8 @@ class Entropy(_PerQuery):
 
 
 class _EntropyAccount(_SumAccount):
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        self.room = setting.zeros(0)  # for the products of one tile; the next one uses it again
-
     def of(self, tile: Tile) -> Tensor:
-        count = tile.weights.numel()
-        if self.room.numel() < count:
-            self.room = tile.weights.new_empty(count)
-        terms = torch.mul(tile.weights, tile.log_weights, out=self.room[:count].view(tile.weights.shape))
-        return terms.sum(-1)
+        return torch.mul(tile.weights, tile.log_weights, out=tile.spare).sum(-1)
 
     def result(self) -> Tensor:
         # 0 - sum gives 0.0 and not -0.0; all weight on one key may come out as -1e-7.

@@ -89,7 +89,7 @@ class _Accounts:
                 weights = tile.weights[b : b + 1][:, :, rows][..., cols]
                 logs = tile.log_weights[b : b + 1][:, :, rows][..., cols]
                 to = slice(low, low + len(rows)), slice(left, left + len(cols))
-                account.add(Tile(weights, logs, *to))
+                account.add(Tile(weights, logs, *to, torch.empty_like(weights)))
 
     def result(self) -> _Parts:
         found = {
