@@ -154,14 +154,24 @@ def scratch_for(request: Request) -> Iterator[Scratch]:
             pool[key] = scratch
 
 
-def _exp(logs: Tensor, visible: Tensor | None, out: Tensor) -> Tensor:
+def _exp(logs: Tensor, visible: Tensor | None, out: Tensor, *, calm: bool = False) -> Tensor:
     """Return exp(logs) into `out` and 0 where hidden; `logs` is cut off at ±LOWEST on the way.
 
     torch's exp is 10 to 100 times slower where it underflows, and a hidden key may hold anything: so the ends
-    are cut off first (a weight of 1e-35 stands for all smaller ones), and a product with 0 or 1 hides.
+    are cut off first (a weight of 1e-35 stands for all smaller ones), and a product with 0 or 1 hides. calm:
+    there is nothing to be cut off.
     """
-    torch.exp(logs.clamp_(-LOWEST, LOWEST), out=out)
+    torch.exp(logs if calm else logs.clamp_(-LOWEST, LOWEST), out=out)
     return out if visible is None else out.mul_(visible.to(out.dtype))
+
+
+def _calm(request: Request, lse: Tensor) -> bool:
+    """Whether |score - lse| surely stays below LOWEST, hidden keys included: |q · k| is at most |q| |k|."""
+    if request.bias is not None or request.softcap is not None:
+        return False
+    longest = [t.detach().norm(dim=-1).amax().to(lse.dtype) for t in (request.q, request.k)]
+    bound = abs(request.scale) * longest[0] * longest[1] + lse.masked_fill(lse.isneginf(), 0.0).abs().amax()
+    return bool(bound < LOWEST)
 
 
 def forward(request: Request) -> tuple[Tensor, Tensor]:
@@ -314,13 +324,14 @@ def observe(request: Request, lse: Tensor, observables: Sequence[Observable]) ->
         if R <= FEW and request.softcap is None and request.bias is None:
             _observe_few(request, lse, queries, R, asking)
             continue
+        calm = _calm(request, lse)
         with scratch_for(request) as scratch:
             for block in row_blocks(R):
                 if isinstance(queries, Tensor):
                     chosen: slice | Tensor = queries[block]
                 else:
                     chosen = slice(queries.start + block.start, queries.start + block.stop)
-                _observe_rows(request, lse, chosen, block, scratch, asking)
+                _observe_rows(request, lse, chosen, block, scratch, asking, calm)
     return tuple(account.result() for account in accounts)
 
 
@@ -354,6 +365,7 @@ def _observe_rows(
     rows: slice,
     scratch: Scratch,
     accounts: Sequence[Account],
+    calm: bool,
 ) -> None:
     score = Scorer(request, queries, scratch)
     norm = lse[:, :, queries, None].to(scratch.dtype)
@@ -362,7 +374,7 @@ def _observe_rows(
     for cols in columns(request, queries, score.r):
         fit, visible = score(cols)
         logs = fit.sub_(norm)
-        weights = _exp(logs, visible, out=scratch.take("weights", logs.shape))
+        weights = _exp(logs, visible, out=scratch.take("weights", logs.shape), calm=calm)
         tile = Tile(weights, logs, rows, cols, scratch.take("spare", logs.shape))
         for account in accounts:
             account.add(tile)
