@@ -31,7 +31,7 @@ def test_files_that_are_no_text(tmp_path: Path) -> None:
         read_text(page)
     with pytest.raises(PromptError, match=r"missing\.txt cannot be read: No such file"):
         read_text(tmp_path / "missing.txt")
-    with pytest.raises(PromptError, match="is a folder"):
+    with pytest.raises(PromptError, match=r"^\S+ is a folder: a text file is needed$"):
         read_text(tmp_path)
     with pytest.raises(PromptError, match="cannot be read: embedded null"):
         read_text("a\0b")

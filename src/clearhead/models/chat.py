@@ -28,16 +28,21 @@ def read_text(path: str | os.PathLike[str], *, largest: int = LARGEST_FILE) -> s
     """
     path = Path(path)
     try:
-        if path.is_dir():
-            raise PromptError(f"{path} is a folder: a text file is needed")
-        with path.open("rb") as file:
-            data = file.read(largest + 1)
+        is_folder = path.is_dir()
+        data = b"" if is_folder else _read(path, largest + 1)
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise PromptError(f"{path} cannot be read: {reason}") from error
+    if is_folder:
+        raise PromptError(f"{path} is a folder: a text file is needed")
     if len(data) > largest:
         raise PromptError(f"{path} is too large: at most {largest:,} bytes are read as a prompt")
     return decode(data, str(path))
+
+
+def _read(path: Path, most: int) -> bytes:
+    with path.open("rb") as file:
+        return file.read(most)
 
 
 def decode(data: bytes, name: str) -> str:

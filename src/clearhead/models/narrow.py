@@ -25,7 +25,8 @@ def narrowed(rule: Rule) -> Iterator[None]:
     """Let the heads see only what `rule` allows as well, in every attention call of this context.
 
     rule: asked at each call; it returns None or a `Mask` (for chosen heads a dense one, (1, Hq, 1, Lk)).
-    Contexts nest: both rules hold.
+    Contexts nest: both rules hold. With gradient checkpointing the backward, which runs the calls again, must
+    be inside the context too.
     """
     outer = RULE.get()
 
