@@ -48,7 +48,7 @@ class Segments:
             )
         if output is not None and not 0 <= output < len(names):
             raise ArgumentError(f"output must be a segment number in 0..{len(names) - 1}, got {output}")
-        object.__setattr__(self, "ids", ids.long())
+        object.__setattr__(self, "ids", ids.detach().long().clone())  # the caller may change theirs
         object.__setattr__(self, "names", names)
         object.__setattr__(self, "output", output)
 
