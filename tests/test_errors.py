@@ -52,7 +52,7 @@ def call(q: Any = Q, k: Any = K, v: Any = K, **more: Any) -> Any:
         (
             lambda: call(mask=torch.full((6, 6), torch.nan)),
             errors.MaskError,
-            "mask holds NaN in 36 of 36 places",
+            "mask holds NaN or +inf in 36 of 36 places",
         ),
         (lambda: call(mask=torch.ones(5, 6).bool()), errors.ShapeError, "axis 2 is 5, allowed are 1 and 6"),
         (
@@ -70,7 +70,7 @@ def call(q: Any = Q, k: Any = K, v: Any = K, **more: Any) -> Any:
             errors.ShapeError,
             "bias must broadcast to (B, Hq, Lq, Lk) = (1, 4, 6, 6)",
         ),
-        (lambda: call(bias=torch.full((6, 6), torch.nan)), errors.ArgumentError, "bias holds NaN"),
+        (lambda: call(bias=torch.full((6, 6), torch.nan)), errors.ArgumentError, "bias holds NaN or +inf"),
         (
             lambda: call(sink_logits=torch.zeros(3)),
             errors.ShapeError,
@@ -81,7 +81,11 @@ def call(q: Any = Q, k: Any = K, v: Any = K, **more: Any) -> Any:
             errors.DTypeError,
             "sink_logits must be a floating-point tensor",
         ),
-        (lambda: call(scale=float("nan")), errors.ArgumentError, "scale must be a finite number, got nan"),
+        (
+            lambda: call(scale=float("nan")),
+            errors.ArgumentError,
+            "scale must be a finite number (of torch.float32), got nan",
+        ),
         (
             lambda: call(softcap=0.0),
             errors.ArgumentError,
@@ -122,6 +126,48 @@ def call(q: Any = Q, k: Any = K, v: Any = K, **more: Any) -> Any:
             ),
             errors.ShapeError,
             "segment ids have 3 rows, but the batch has 2",
+        ),
+        (lambda: call(bias=torch.full((6, 6), torch.inf)), errors.ArgumentError, "bias holds NaN or +inf"),
+        (
+            lambda: call(sink_logits=torch.full((4,), torch.inf)),
+            errors.ArgumentError,
+            "sink_logits must be numbers or -inf",
+        ),
+        (
+            lambda: call(scale=10**400),
+            errors.ArgumentError,
+            "scale must be a finite number (of torch.float32)",
+        ),
+        (lambda: call(scale=1e300), errors.ArgumentError, "scale must be a finite number (of torch.float32)"),
+        (
+            lambda: call(observe=None),
+            errors.ArgumentError,
+            "observe must hold observables such as Entropy(), got None",
+        ),
+        (
+            lambda: call(observe=[ch.Entropy(rows=None)]),
+            errors.ObserveError,
+            "rows must be 'all', 'last', a slice or indices, got None",
+        ),
+        (
+            lambda: call(observe=[ch.Entropy(rows=slice("a", None))]),
+            errors.ObserveError,
+            "must have integers as bounds",
+        ),
+        (
+            lambda: call(observe=[ch.Entropy(rows=slice(None, None, 0))]),
+            errors.ObserveError,
+            "a step that is not 0",
+        ),
+        (
+            lambda: ch.SegmentMass("ab"),
+            errors.ObserveError,
+            "segment ids must be a tensor or a list of integers",
+        ),
+        (
+            lambda: call(mask=torch.eye(6).to_sparse()),
+            errors.DTypeError,
+            "mask must be a dense tensor, got layout torch.sparse_coo",
         ),
         (lambda: ch.TopKeys(0), errors.ObserveError, "TopKeys needs k of at least 1, got 0"),
         (lambda: ch.PooledMap(0, 3), errors.ObserveError, "PooledMap needs rows of at least 1, got 0"),

@@ -218,6 +218,10 @@ def test_a_mask_is_immutable_and_keeps_its_own_copies() -> None:
             MaskError,
             "sinks=4 keeps keys visible outside a window, so it needs window=",
         ),
+        (lambda: Mask(causal="no"), MaskError, "causal must be True or False, got 'no'"),  # type: ignore[arg-type]
+        (lambda: Mask(padding="ab"), MaskError, "padding must be a tensor or a list of numbers, got 'ab'"),
+        (lambda: Mask(documents=[[0, 1], [2]]), MaskError, "documents must be a tensor or a list of numbers"),  # type: ignore[list-item]
+        (lambda: Mask().to_dense(-1), MaskError, "Lq must be an integer of at least 1, got -1"),
         (lambda: Mask(sinks=-1, window=2), MaskError, "sinks must be an integer of at least 0, got -1"),
         (lambda: Mask(chunk=0), MaskError, "chunk must be an integer of at least 1, got 0"),
         (lambda: Mask(prefix=2), MaskError, "prefix lifts the causal rule, so it needs causal=True"),
@@ -259,7 +263,7 @@ def test_a_mask_is_immutable_and_keeps_its_own_copies() -> None:
         (
             lambda: as_mask(torch.tensor([[0.0, float("nan")]]), torch.float32),
             MaskError,
-            "NaN in 1 of 2 places",
+            "NaN or +inf in 1 of 2 places",
         ),
         (lambda: as_mask(torch.zeros(2, 2).int(), torch.float32), DTypeError, "got torch.int32"),
         (

@@ -91,9 +91,11 @@ def attention(
         sink_logits = check_sink_logits(sink_logits, shape, q)
     if scale is None:
         scale = 1 / math.sqrt(shape.d)
-    _check_numbers(scale, softcap, dropout)
+    _check_numbers(scale, softcap, dropout, q.dtype)
     if isinstance(observe, Observable):
         observe = (observe,)
+    if not isinstance(observe, Sequence):
+        raise ArgumentError(f"observe must hold observables such as Entropy(), got {observe!r}")
     for item in observe:
         if not isinstance(item, Observable):
             raise ArgumentError(f"observe must hold observables such as Entropy(), got {item!r}")
@@ -121,9 +123,10 @@ def attention(
     return answer
 
 
-def _check_numbers(scale: float, softcap: float | None, dropout: float) -> None:
-    if not isinstance(scale, int | float) or not math.isfinite(scale):
-        raise ArgumentError(f"scale must be a finite number, got {scale!r}")
+def _check_numbers(scale: float, softcap: float | None, dropout: float, dtype: torch.dtype) -> None:
+    largest = torch.finfo(compute_dtype(dtype)).max
+    if not isinstance(scale, int | float) or isinstance(scale, bool) or not -largest <= scale <= largest:
+        raise ArgumentError(f"scale must be a finite number (of {compute_dtype(dtype)}), got {scale!r:.40}")
     if softcap is not None and (not isinstance(softcap, int | float) or not 0 < softcap < math.inf):
         raise ArgumentError(f"softcap must be a positive number or None, got {softcap!r}")
     if not isinstance(dropout, int | float) or not 0 <= dropout < 1:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ArgumentError, DTypeError, MaskError, ShapeError, SizeError
+from clearhead.shapes import unexpanded
 
 Window = int | tuple[int | None, int | None]
 Ids = Tensor | Sequence[int] | tuple[Tensor, Tensor]
@@ -104,9 +105,11 @@ class Mask:
         if not causal and (prefix is not None or blocks is not None):
             which = "prefix" if prefix is not None else "blocks"
             raise MaskError(f"{which} lifts the causal rule, so it needs causal=True")
+        if not isinstance(causal, bool):
+            raise MaskError(f"causal must be True or False, got {causal!r}")
         bidirectional_part = prefix is not None or blocks is not None
         values = {
-            "causal": bool(causal),
+            "causal": causal,
             "window": _window(window, causal=causal and not bidirectional_part),
             "sinks": _count("sinks", sinks, least=0),
             "padding": _padding(padding),
@@ -131,7 +134,10 @@ class Mask:
     # ------------------------------------------------------------------ algebra
 
     def __and__(self, other: Mask) -> Mask:
-        """Return the mask under which a query sees a key only if both masks let it."""
+        """Return the mask under which a query sees a key only if both masks let it.
+
+        Sinks, prefixes and chunks of one count from the starts that padding and documents of the other give.
+        """
         if not isinstance(other, Mask):
             return NotImplemented
         return _fold(self, other)
@@ -188,6 +194,8 @@ class Mask:
         from clearhead.visibility import Visibility  # the floor mate that evaluates; no cycle at import
 
         Lk = Lq if Lk is None else Lk
+        for name, size in (("Lq", Lq), ("Lk", Lk), ("batch", batch), ("heads", heads)):
+            _count(name, size, least=1)
         if batch * heads * Lq * Lk > DENSE_LIMIT:
             raise SizeError(
                 f"to_dense would make {batch} x {heads} x {Lq} x {Lk} = {batch * heads * Lq * Lk} booleans, "
@@ -269,7 +277,7 @@ def _window(window: Window | None, *, causal: bool) -> tuple[int | None, int | N
 def _padding(padding: Tensor | Sequence[int] | None) -> Tensor | None:
     if padding is None:
         return None
-    tensor = torch.as_tensor(padding)
+    tensor = _tensor("padding", padding)
     if tensor.dtype == torch.bool:
         if tensor.ndim != 2:
             raise ShapeError(f"boolean padding must have shape (B, Lk), got {tuple(tensor.shape)}")
@@ -292,11 +300,20 @@ def _ids(name: str, ids: Ids | None) -> Tensor | tuple[Tensor, Tensor] | None:
     if isinstance(ids, tuple) and len(ids) == 2 and all(isinstance(part, Tensor) for part in ids):
         query, key = ids
         return _one_ids(name, query), _one_ids(name, key)  # type: ignore[arg-type]
-    return _one_ids(name, torch.as_tensor(ids))
+    return _one_ids(name, _tensor(name, ids))
+
+
+def _tensor(name: str, value: object) -> Tensor:
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise MaskError(
+            f"{name} must be a tensor or a list of numbers, got {value!r:.60}: {error}"
+        ) from error
 
 
 def _one_ids(name: str, ids: Tensor) -> Tensor:
-    if ids.is_floating_point() or ids.dtype == torch.bool:
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise DTypeError(f"{name} must be integers, got {ids.dtype}")
     if ids.ndim not in (1, 2):
         raise ShapeError(f"{name} must have shape (L,) or (B, L), got {tuple(ids.shape)}")
@@ -479,6 +496,8 @@ def as_mask(mask: Mask | Tensor | None, floor: torch.dtype) -> tuple[Mask, Tenso
         return mask, None
     if not isinstance(mask, Tensor):
         raise ArgumentError(f"mask must be a Mask, a tensor or None, got {type(mask).__name__}")
+    if mask.layout != torch.strided:
+        raise DTypeError(f"mask must be a dense tensor, got layout {mask.layout}")
     if mask.dtype == torch.bool:
         return Mask(dense=mask), None
     if not mask.is_floating_point():
@@ -487,9 +506,13 @@ def as_mask(mask: Mask | Tensor | None, floor: torch.dtype) -> tuple[Mask, Tenso
         )
     if not 2 <= mask.ndim <= 4:
         raise ShapeError(f"mask must broadcast to (B, Hq, Lq, Lk), got shape {tuple(mask.shape)}")
-    if bool(mask.isnan().any()):
-        count = int(mask.isnan().sum())
-        raise MaskError(f"mask holds NaN in {count} of {mask.numel()} places; allowed are -inf and numbers")
+    mask = unexpanded(mask)
+    wrong = ~(mask.detach() < torch.inf)  # NaN or +inf
+    if bool(wrong.any()):
+        count = int(wrong.sum())
+        raise MaskError(
+            f"mask holds NaN or +inf in {count} of {mask.numel()} places; allowed are -inf and numbers"
+        )
     lowest = max(torch.finfo(mask.dtype).min, torch.finfo(floor).min)
     hidden = mask <= lowest
     bias = mask.masked_fill(hidden, 0.0)

@@ -66,9 +66,9 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> Shape:
 
 
 def check_bias(bias: Tensor, shape: Shape, q: Tensor) -> Tensor:
-    """Return `bias` as a view (B | 1, Hq | 1, Lq, Lk); it must be floating and on q's device.
+    """Return `bias` as a view (B | 1, Hq | 1, Lq | 1, Lk | 1); it must be floating and on q's device.
 
-    Raises ShapeError, DTypeError or DeviceError, and ArgumentError for NaN.
+    Raises ShapeError, DTypeError or DeviceError, and ArgumentError for NaN and +inf.
     """
     want = (shape.B, shape.Hq, shape.Lq, shape.Lk)
     if not isinstance(bias, Tensor) or not bias.is_floating_point():
@@ -79,9 +79,18 @@ def check_bias(bias: Tensor, shape: Shape, q: Tensor) -> Tensor:
     padded = bias.reshape((1,) * (4 - bias.ndim) + tuple(bias.shape)) if bias.ndim <= 4 else bias
     if padded.ndim != 4 or any(h not in (1, w) for h, w in zip(padded.shape, want, strict=True)):
         raise ShapeError(f"bias must broadcast to (B, Hq, Lq, Lk) = {want}, got shape {tuple(bias.shape)}")
-    if bool(bias.detach().isnan().any()):
-        raise ArgumentError("bias holds NaN; allowed are -inf and numbers")
-    return padded.expand(padded.shape[0], padded.shape[1], shape.Lq, shape.Lk)
+    padded = unexpanded(padded)
+    if not bool((padded.detach() < torch.inf).all()):
+        raise ArgumentError("bias holds NaN or +inf; allowed are -inf and numbers")
+    return padded
+
+
+def unexpanded(tensor: Tensor) -> Tensor:
+    """The tensor with its expanded axes (stride 0) cut to size 1: what broadcasts needs no n × n memory."""
+    for axis in range(tensor.ndim):
+        if tensor.stride(axis) == 0 and tensor.shape[axis] > 1:
+            tensor = tensor.narrow(axis, 0, 1)
+    return tensor
 
 
 def check_sink_logits(sink_logits: Tensor, shape: Shape, q: Tensor) -> Tensor:
@@ -98,6 +107,8 @@ def check_sink_logits(sink_logits: Tensor, shape: Shape, q: Tensor) -> Tensor:
         raise DeviceError(
             f"q is on {q.device} and sink_logits on {sink_logits.device}: they must be the same"
         )
+    if not bool((sink_logits.detach() < torch.inf).all()):
+        raise ArgumentError(f"sink_logits must be numbers or -inf, got {sink_logits.detach().tolist()}")
     return sink_logits
 
 

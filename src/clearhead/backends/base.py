@@ -6,9 +6,11 @@ A backend may refuse a request, with a reason; it may never change what the requ
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from clearhead.observables import Observable, Setting, resolve_rows
@@ -22,7 +24,7 @@ class Request:
 
     q (B, Hq, Lq, d), k (B, Hkv, Lk, d), v (B, Hkv, Lk, dv); scores = softcap(scale · q kᵀ) + bias, seen
     through `visibility`; sink_logits (Hq,) one extra logit per head that takes weight and has no value.
-    bias: (B | 1, Hq | 1, Lq, Lk). dropout: probability; `seed` makes it repeatable.
+    bias: (B | 1, Hq | 1, Lq | 1, Lk | 1). dropout: probability; `seed` makes it repeatable.
     """
 
     q: Tensor
@@ -42,6 +44,18 @@ class Request:
         """The call as this observable sees it; checks its choice of rows."""
         queries = resolve_rows(observable.rows, self.shape.Lq, self.q.device)
         return Setting(self.q, self.k, self.v, self.shape, self.visibility, queries)
+
+
+def own_precision(request: Request) -> AbstractContextManager[Any]:
+    """A context in which autocast does not lower the precision that attention is computed in.
+
+    The inputs have the dtype that the caller (or autocast, before) gave them; from there on it is float32 or
+    float64 (`compute_dtype`), whatever autocast does to matrix products around.
+    """
+    kind = request.q.device.type
+    if not torch.is_autocast_enabled(kind):
+        return nullcontext()
+    return torch.autocast(kind, enabled=False)
 
 
 class Result(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.backends.base import Request, Result
+from clearhead.backends.base import Request, Result, own_precision
 from clearhead.errors import SizeError
 from clearhead.observables import Observable, Setting
 
@@ -105,6 +105,10 @@ class Reference:
 
     def forward(self, request: Request) -> Result:
         """The four steps. Dropout, where asked for, falls on the weights."""
+        with own_precision(request):
+            return self._forward(request)
+
+    def _forward(self, request: Request) -> Result:
         weights, lse = attention_weights(request)
         if request.dropout:
             generator = torch.Generator(weights.device).manual_seed(request.seed)
@@ -118,8 +122,9 @@ class Reference:
     @torch.no_grad()
     def observe(self, request: Request, result: Result, observables: Sequence[Observable]) -> tuple[Any, ...]:
         """Each observable's own definition on the full float64 weights."""
-        weights, _ = attention_weights(request)
-        return tuple(self._answer(o, weights, request.setting(o)) for o in observables)
+        with own_precision(request):
+            weights, _ = attention_weights(request)
+            return tuple(self._answer(o, weights, request.setting(o)) for o in observables)
 
     def _answer(self, observable: Observable, weights: Tensor, setting: Setting) -> Any:
         answer = observable.definition(weights[:, :, setting.queries], _widened(setting))

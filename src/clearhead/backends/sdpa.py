@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from clearhead.backends import tiles
-from clearhead.backends.base import Request, Result
+from clearhead.backends.base import Request, Result, own_precision
+from clearhead.errors import BackendError
 from clearhead.observables import Observable
 
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -37,17 +37,19 @@ class Sdpa:
         """Return out and lse; gradients to q, k, v, bias and sink_logits come from one backward."""
         inputs = (request.q, request.k, request.v, request.bias, request.sink_logits)
         wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
-        if wanted:
-            out, lse = _Attention.apply(request, *inputs)  # type: ignore[no-untyped-call]
-        else:
-            out, lse = _forward(request)
+        with own_precision(request):
+            if wanted:
+                out, lse = _Attention.apply(request, *inputs)  # type: ignore[no-untyped-call]
+            else:
+                out, lse = _forward(request)
         return Result(out, lse if request.needs_lse else None)
 
     @torch.no_grad()
     def observe(self, request: Request, result: Result, observables: Sequence[Observable]) -> tuple[Any, ...]:
         """Answer from tiles of exact weights, exp(scores - lse)."""
         assert result.lse is not None
-        return tiles.observe(request, result.lse, observables)
+        with own_precision(request):
+            return tiles.observe(request, result.lse, observables)
 
 
 def _fused(request: Request) -> bool:
@@ -84,12 +86,20 @@ class _Attention(Function):
         nothing = q.new_empty(0)
         ctx.request = replace(request, q=nothing, k=nothing, v=nothing, bias=None, sink_logits=None)
         ctx.save_for_backward(q, k, v, bias, sink, out, lse)
+        ctx.versions = _versions(request)
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> Any:
+        if torch.is_grad_enabled():  # create_graph=True
+            raise BackendError(
+                "sdpa: second derivatives are not supported (create_graph=True); use backend='reference'"
+            )
+        if ctx.versions != _versions(ctx.request):
+            raise BackendError(
+                "sdpa: the dense mask was changed in place between forward and backward; give a copy"
+            )
         q, k, v, bias, sink, out, lse = ctx.saved_tensors
         request: Request = replace(ctx.request, q=q, k=k, v=v, bias=bias, sink_logits=sink)
         if grad_out is None and grad_lse is None:
@@ -98,4 +108,12 @@ class _Attention(Function):
             causal = not request.visibility.everything
             grads = _FLASH_BACKWARD(grad_out, q, k, v, out, lse, 0.0, causal, scale=request.scale)
             return (None, *grads, None, None)
-        return (None, *tiles.backward(request, out, lse, grad_out, grad_lse))
+        with own_precision(request):
+            return (None, *tiles.backward(request, out, lse, grad_out, grad_lse))
+
+
+def _versions(request: Request) -> list[int]:
+    """How often the user's dense masks have been changed in place (inference tensors do not count)."""
+    mask = request.visibility.mask
+    dense = [part.dense for part in (mask, *mask.also) if part.dense is not None]
+    return [tensor._version for tensor in dense if not tensor.is_inference()]

@@ -25,10 +25,10 @@ from clearhead.shapes import compute_dtype
 #: in float32) stay in a core's second-level cache; twice as many cost up to five times as much per element in
 #: the element-wise steps (measured with AVX-512 and 2 MB).
 TILE_PER_THREAD = 144 * 1024
-#: Logarithms of weights below -LOWEST are taken for -LOWEST: exp(-80) = 2e-35.
-LOWEST = 80.0
-#: Added to the scores of hidden keys where a maximum is taken: lower than any score, and finite.
-UNSEEN = -1e30
+#: A weight whose logarithm is below -LOWEST counts as 0: exp(-80) = 2e-35 in float32, 1e-304 in float64.
+LOWEST, LOWEST_DOUBLE = 80.0, 700.0
+#: Beyond this, float32 cannot hold lse closely enough to give weights: peak and sum are kept apart.
+STEEP = 1e4
 #: A thread keeps at most this many bytes of scratch memory between calls, per dtype and device.
 SCRATCH_KEPT = 64 * 2**20
 #: At most this many queries are observed in one go, with all their keys: (B, Hq, FEW, Lk) is linear in Lk.
@@ -61,7 +61,8 @@ def columns(request: Request, queries: slice | Tensor, r: int) -> Iterator[slice
     """
     heads = request.shape.B * request.shape.Hq
     on_cpu = request.q.device.type == "cpu"
-    room = TILE_PER_THREAD * torch.get_num_threads() if on_cpu else TILE_ON_DEVICE
+    threads = 1 if request.dropout else torch.get_num_threads()  # dropout's noise is drawn tile by tile
+    room = TILE_PER_THREAD * threads if on_cpu else TILE_ON_DEVICE
     width = max(64, room // (heads * r) // 32 * 32)
     for low, high in request.visibility.spans(queries):
         borders = (border // 64 * 64 for border in request.visibility.borders(queries))
@@ -99,12 +100,18 @@ class Scorer:
             fit.div_(request.softcap).tanh_().mul_(request.softcap)
         visible = request.visibility.tile(self.queries, cols)
         if request.bias is not None:
-            fit.add_(request.bias[:, :, self.queries, cols])
+            fit.add_(bias_tile(request.bias, self.queries, cols))
             hidden = fit.isneginf()  # a bias of -inf hides a key as a mask does
             if bool(hidden.any()):
                 fit.masked_fill_(hidden, 0.0)
                 visible = ~hidden if visible is None else visible & ~hidden
         return fit, visible
+
+
+def bias_tile(bias: Tensor, queries: slice | Tensor, cols: slice) -> Tensor:
+    """The part of a bias (B | 1, Hq | 1, Lq | 1, Lk | 1) for these queries and keys; axes of size 1 stay."""
+    rows = slice(None) if bias.shape[2] == 1 else queries
+    return bias[:, :, rows, slice(None) if bias.shape[3] == 1 else cols]
 
 
 class Scratch:
@@ -129,6 +136,8 @@ class Scratch:
                 held = torch.empty(count, dtype=self.dtype, device=self.device)
                 self._held[name] = held
                 self._views = {key: v for key, v in self._views.items() if key[0] != name}
+            if len(self._views) > 64:  # every step of a generation has a size of its own
+                self._views.clear()
             view = held[:count].view(size)
             self._views[name, size] = view
         return view
@@ -155,14 +164,21 @@ def scratch_for(request: Request) -> Iterator[Scratch]:
 
 
 def _exp(logs: Tensor, visible: Tensor | None, out: Tensor, *, calm: bool = False) -> Tensor:
-    """Return exp(logs) into `out` and 0 where hidden; `logs` is cut off at ±LOWEST on the way.
+    """Return exp(logs) into `out` and 0 where hidden; afterwards `logs` is finite where hidden.
 
-    torch's exp is 10 to 100 times slower where it underflows, and a hidden key may hold anything: so the ends
-    are cut off first (a weight of 1e-35 stands for all smaller ones), and a product with 0 or 1 hides. calm:
-    there is nothing to be cut off.
+    torch's exp is 10 to 100 times slower where it underflows, and a hidden key may hold anything, NaN too: so
+    `logs` is cut off at both ends first, and what is below stands for 0 (exp(-80) = 2e-35 in float32).
+    calm: nothing is hidden that is not finite, and nothing has to be cut off.
     """
-    torch.exp(logs if calm else logs.clamp_(-LOWEST, LOWEST), out=out)
-    return out if visible is None else out.mul_(visible.to(out.dtype))
+    if calm:
+        torch.exp(logs, out=out)
+        return out if visible is None else out.mul_(visible.to(out.dtype))
+    lowest = LOWEST if logs.dtype == torch.float32 else LOWEST_DOUBLE
+    if visible is not None:
+        logs.masked_fill_(~visible, -torch.inf)
+    alive = logs > -lowest
+    torch.exp(logs.clamp_(-lowest, lowest), out=out)
+    return out.mul_(alive)
 
 
 def _calm(request: Request, lse: Tensor) -> bool:
@@ -196,10 +212,10 @@ def _forward(request: Request, scratch: Scratch) -> tuple[Tensor, Tensor]:
         for cols in columns(request, rows, r):
             fit, visible = score(cols)
             if visible is not None:  # the peak is taken over what is seen
-                fit.add_(torch.zeros_like(visible, dtype=fit.dtype).masked_fill_(~visible, UNSEEN))
+                fit.masked_fill_(~visible, -torch.inf)
             new_peak = torch.maximum(peak, fit.amax(-1, keepdim=True))
             safe = new_peak.masked_fill(new_peak.isneginf(), 0.0)
-            _exp(fit.sub_(safe), visible, out=fit)
+            _exp(fit.sub_(safe), None, out=fit)
             fade = (peak - safe).exp()
             total.mul_(fade).add_(fit.sum(-1, keepdim=True))
             if request.dropout:
@@ -238,8 +254,7 @@ def _backward(
     dv = torch.zeros(s.B, s.Hkv, s.Lk, s.dv, dtype=wide, device=request.q.device)
     dbias = None
     if request.bias is not None and request.bias.requires_grad:
-        shared = [request.bias.shape[0], request.bias.shape[1]]
-        dbias = torch.zeros(*shared, s.Lq, s.Lk, dtype=wide, device=request.q.device)
+        dbias = torch.zeros(request.bias.shape, dtype=wide, device=request.q.device)
     dsink = None
     if request.sink_logits is not None and request.sink_logits.requires_grad:
         dsink = torch.zeros(s.Hq, dtype=wide, device=request.q.device)
@@ -268,7 +283,7 @@ def _backward(
             c = fit.shape[-1]
             bend = None
             if request.softcap is not None:
-                raw = fit if request.bias is None else fit - request.bias[:, :, rows, cols].to(wide)
+                raw = fit if request.bias is None else fit - bias_tile(request.bias, rows, cols).to(wide)
                 bend = 1 - (raw / request.softcap).square()  # derivative of c · tanh(s / c)
             p = _exp(fit.sub_(norm), visible, out=fit)
             v = request.v[:, :, cols].to(wide)
@@ -280,7 +295,8 @@ def _backward(
             dv[:, :, cols] += dropped.reshape(*stacked, c).transpose(2, 3) @ do_stacked
             ds = dp.sub_(pull).mul_(p)
             if dbias is not None:
-                dbias[:, :, rows, cols] += ds.sum_to_size(*shared, r, c)
+                into = bias_tile(dbias, rows, cols)
+                into += ds.sum_to_size(into.shape)
             if bend is not None:
                 ds = ds * bend.masked_fill(ds == 0, 0.0)
             ds = ds.view(*stacked, c)
@@ -358,6 +374,25 @@ def _observe_few(
         account.add(tile)
 
 
+def _steep(request: Request, score: Scorer) -> tuple[Tensor, Tensor]:
+    """The peak of each row of a block and the logarithm of its sum over exp(score - peak), (B, Hq, r, 1)."""
+    s = request.shape
+    peak = score.q.new_full((s.B, s.Hq, score.r, 1), -torch.inf)
+    if request.sink_logits is not None:
+        peak = request.sink_logits.to(peak).view(1, -1, 1, 1).expand_as(peak)
+    total = torch.zeros_like(peak) if request.sink_logits is None else torch.ones_like(peak)
+    for cols in columns(request, score.queries, score.r):
+        fit, visible = score(cols)
+        if visible is not None:
+            fit.masked_fill_(~visible, -torch.inf)
+        new_peak = torch.maximum(peak, fit.amax(-1, keepdim=True))
+        safe = new_peak.masked_fill(new_peak.isneginf(), 0.0)
+        total = total * (peak - safe).exp() + fit.sub_(safe).exp_().sum(-1, keepdim=True)
+        peak = new_peak
+    dead = total == 0
+    return peak.masked_fill(dead, 0.0), total.masked_fill(dead, 1.0).log()
+
+
 def _observe_rows(
     request: Request,
     lse: Tensor,
@@ -371,9 +406,14 @@ def _observe_rows(
     norm = lse[:, :, queries, None].to(scratch.dtype)
     if request.bias is not None or not request.visibility.plain_causal:  # else every row sees itself
         norm = norm.masked_fill(norm.isneginf(), 0.0)
+    rest = None
+    if not calm and float(norm.abs().amax()) > STEEP:
+        norm, rest = _steep(request, score)
     for cols in columns(request, queries, score.r):
         fit, visible = score(cols)
         logs = fit.sub_(norm)
+        if rest is not None:
+            logs.sub_(rest)
         weights = _exp(logs, visible, out=scratch.take("weights", logs.shape), calm=calm)
         tile = Tile(weights, logs, rows, cols, scratch.take("spare", logs.shape))
         for account in accounts:

@@ -215,6 +215,9 @@ def resolve_rows(rows: Rows, Lq: int, device: torch.device) -> slice | Tensor:
             return slice(Lq - 1, Lq)
         raise ObserveError(f"rows must be 'all', 'last', a slice or indices, got {rows!r}")
     if isinstance(rows, slice):
+        for bound in (rows.start, rows.stop, rows.step):
+            if bound is not None and (not isinstance(bound, int) or (bound == 0 and bound is rows.step)):
+                raise ObserveError(f"rows={rows} must have integers as bounds and a step that is not 0")
         for bound in (rows.start, rows.stop):
             if bound is not None and not -Lq <= bound <= Lq:
                 raise ObserveError(f"rows={rows} is out of range: there are {Lq} queries")
@@ -223,7 +226,10 @@ def resolve_rows(rows: Rows, Lq: int, device: torch.device) -> slice | Tensor:
         if not chosen:
             raise ObserveError(f"rows={rows} chooses none of the {Lq} queries")
         return slice(start, stop) if step == 1 else torch.tensor(list(chosen), device=device)
-    index = torch.as_tensor(rows)
+    try:
+        index = torch.as_tensor(rows)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ObserveError(f"rows must be 'all', 'last', a slice or indices, got {rows!r:.60}") from error
     if index.ndim != 1 or index.is_floating_point() or index.dtype == torch.bool or not len(index):
         raise ObserveError(
             f"rows must be 'all', 'last', a slice or a non-empty list of integers, got {rows!r}"

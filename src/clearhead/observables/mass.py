@@ -21,7 +21,12 @@ class _Membership:
         if isinstance(ids, Segments):
             self.segments = ids
             return
-        tensor = torch.as_tensor(ids)
+        try:
+            tensor = torch.as_tensor(ids)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ObserveError(
+                f"segment ids must be a tensor or a list of integers, got {ids!r:.60}"
+            ) from error
         if tensor.is_floating_point() or tensor.dtype == torch.bool:
             raise DTypeError(f"segment ids must be integers, got {tensor.dtype}")
         if tensor.numel() and int(tensor.min()) < 0:

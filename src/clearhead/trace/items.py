@@ -75,7 +75,7 @@ class _Accounts:
         index = setting.query_index
         self.rows = [torch.isin(index, item.wanted).nonzero()[:, 0] for item in asked.items]
         self.accounts = [
-            asked.inner.start(item.setting(setting, b)) if len(item.wanted) else None
+            asked.inner.start(item.setting(setting, b)) if len(item.wanted) and len(item.keys) else None
             for b, item in enumerate(asked.items)
         ]
 

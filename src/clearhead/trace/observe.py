@@ -54,7 +54,8 @@ def observe(
 
     Yields a `Trace`, which fills while the model runs; after the context it holds what was asked for and
     nothing else. The logits are bit-equal with and without it. Contexts can be nested: each records the model
-    that it was opened for. In beam search an item is a beam's row as it ran; hypotheses change rows.
+    that it was opened for. In beam search an item is a beam's row as it ran; hypotheses change rows. In
+    assisted decoding the drafts of the last step stay in the trace, also those that were not accepted.
     Answers without a query axis are summed over the calls of a run along "key", and otherwise get an axis
     "call" if there were several.
 
@@ -86,9 +87,9 @@ def observe(
         yield trace
         recording.check_complete()
     finally:
-        ACTIVE.reset(token)
         hook.remove()
         trace._close(_finished(recording))
+        ACTIVE.reset(token)  # last: it raises where the context was entered in another one
 
 
 class _Both:
