@@ -876,3 +876,30 @@ def test_smollm2_shows_eager_s_numbers(smollm2: Any) -> None:
     close(trace.mass, wanted["mass"])
     close(trace.entropy, wanted["entropy"])
     assert LLM["num_hidden_layers"] == 2
+
+
+@pytest.mark.parametrize("name", ["bart", "t5"])
+def test_an_item_whose_whole_input_is_padding_has_no_attention_and_hurts_no_other(name: str) -> None:
+    model = model_of(name)
+    inputs = dict(BY_NAME[name].inputs(None))
+    mask = torch.ones(inputs["input_ids"].shape, dtype=torch.long)
+    mask[1] = 0
+    asked = [ch.KeyMass(), ch.PooledMap(2, 2)]
+    with ch.observe(model, None, asked) as trace:
+        model(**inputs | {"attention_mask": mask})
+    cross = trace.stream("cross", item=0)
+    assert float(cross.key_mass.sum()) > 0
+    assert trace.stream("cross", item=1).key_mass.sum() == 0
+
+
+def test_a_context_that_is_left_elsewhere_still_lets_go_of_the_model() -> None:
+    import contextvars
+
+    model = model_of("llama")
+    context = ch.observe(model, None, ch.Entropy())
+    trace = contextvars.copy_context().run(context.__enter__)
+    with pytest.raises(ValueError, match="was created in a different Context"):
+        context.__exit__(None, None, None)
+    assert not model._forward_pre_hooks
+    with pytest.raises(TraceError, match="the trace is empty"):
+        trace.entropy  # noqa: B018
