@@ -44,7 +44,7 @@ def call(q: Any = Q, k: Any = K, v: Any = K, **more: Any) -> Any:
         (
             lambda: call(v=torch.randn(1, 2, 5, 8)),
             errors.ShapeError,
-            "v must have the heads and the length of k",
+            "k and v must have the same heads and length (k is (1, 2, 6, 8), v (1, 2, 5, 8))",
         ),
         (lambda: call(q=Q[:, :, :0]), errors.ShapeError, "q is empty, shape (1, 4, 0, 8)"),
         (lambda: call(k=K[:, :, :0], v=K[:, :, :0]), errors.ShapeError, "k is empty, shape (1, 2, 0, 8)"),

@@ -57,7 +57,7 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> Shape:
     if k.shape[3] != d:
         raise ShapeError(f"q has head size {d} and k {k.shape[3]}: they must be the same ({_shapes(q, k)})")
     if v.shape[1:3] != k.shape[1:3]:
-        raise ShapeError(f"v must have the heads and the length of k ({_shapes(k, v, names='kv')})")
+        raise ShapeError(f"k and v must have the same heads and length ({_shapes(k, v, names='kv')})")
     if Hq % Hkv:
         raise ShapeError(
             f"q has {Hq} heads and k {Hkv}: query heads must be a multiple of key heads ({_shapes(q, k)})"

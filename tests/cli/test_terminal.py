@@ -137,7 +137,7 @@ def test_a_look_at_hostile_text_everywhere_shows_only_text(
     )  # fmt: skip
     assert done.code == 0, done.err
     shown = " ".join(seen(done, screen).split())
-    assert "attention from the" in shown
+    assert "; attention from " in shown
     if name == "markup":
         assert "[bold red]" in shown
         assert "[/bold red]" in shown

@@ -903,3 +903,28 @@ def test_a_context_that_is_left_elsewhere_still_lets_go_of_the_model() -> None:
     assert not model._forward_pre_hooks
     with pytest.raises(TraceError, match="the trace is empty"):
         trace.entropy  # noqa: B018
+
+
+def test_the_segments_of_one_prompt_are_refused_for_a_padded_batch() -> None:
+    model = model_of("llama")
+    inputs = BY_NAME["llama"].inputs("left")
+    one = ch.Segments(IDS[0], ["a", "b", "c", "output"], output=3)
+    with (
+        pytest.raises(ObserveError, match=r"give numbers for every row, \(B, L\)"),
+        ch.observe(model, one, [ch.SegmentMass]),
+    ):
+        model(**inputs)
+    with (
+        pytest.raises(ObserveError, match=r"Prompt.batch\(prompts\).segments"),
+        ch.observe(model, [one, one]),
+    ):
+        pass
+
+
+def test_a_part_of_an_answer_is_asked_for_by_its_whole_name() -> None:
+    model = model_of("llama")
+    with ch.observe(model, None, ch.TopKeys(2)) as trace:
+        model(**{name: value[:1] for name, value in BY_NAME["llama"].inputs(None).items()})
+    with pytest.raises(TraceError, match="not 'top_keys': name one of its parts"):
+        trace.to_pandas("top_keys")
+    assert len(trace.to_pandas("top_keys.weights"))

@@ -28,8 +28,8 @@ def demo(
     from rich.text import Text
 
     from clearhead.cli.look import check_writable
-    from clearhead.cli.run import load_model, run_look
-    from clearhead.cli.tables import console, evidence_line, side_by_side, tokens_line
+    from clearhead.cli.run import answer, load_model, run_look
+    from clearhead.cli.tables import console, evidence_line, legend_line, side_by_side, tokens_line
     from clearhead.cli.terminal import visible
     from clearhead.errors import ArgumentError
     from clearhead.models.prompt import Segment
@@ -62,10 +62,12 @@ def demo(
         for title, (_, sources) in forms.items()
     }
     screen.print(side_by_side(looks))
+    screen.print(legend_line("attention from the token that the answer starts from, mean of all heads"))
     for title, look in looks.items():
         path = out / forms[title][0]
         write(look, path)
-        screen.print(Text(f"{title}: report in {visible(str(path))}"))
+        said = visible(answer(loaded, forms[title][1]), newline=" ")
+        screen.print(Text(f"{title}: the model answers {said!r}; report in {visible(str(path))}"))
         screen.print(tokens_line(look))
     look = next(iter(looks.values()))
     screen.print(evidence_line(look.evidence, look.evidence_url))

@@ -79,6 +79,22 @@ def run_look(
         )
 
 
+def answer(loaded: LoadedModel, sources: Sequence[Segment], *, tokens: int = 24) -> str:
+    """Return the beginning of the model's greedy answer; empty for a model that writes none."""
+    import torch
+
+    from clearhead.look.fit import continues
+    from clearhead.look.looking import lay_out
+
+    if not continues(loaded.model):
+        return ""
+    prompt, _ = lay_out(sources, loaded.tokenizer)
+    inputs = {name: tensor.to(loaded.model.device) for name, tensor in prompt.inputs.items()}
+    with torch.inference_mode():
+        out = loaded.model.generate(**inputs, max_new_tokens=tokens, do_sample=False)
+    return str(loaded.tokenizer.decode(out[0, len(prompt) :], skip_special_tokens=True)).strip()
+
+
 def _room(tokens: int) -> int:
-    """How many weights a report keeps: some 10 MB of file at most, 14 MB where that is only a few queries."""
-    return 6_000_000 if tokens < 3000 else 16_000_000
+    """How many weights a report keeps: some 5 MB of file at most, 14 MB where that is only a few queries."""
+    return 3_000_000 if tokens < 3000 else 16_000_000

@@ -168,7 +168,8 @@ def _words_table(s: Steps) -> RenderableType:
     if deletion:
         table.caption = Text(
             f"deleted: how much of the probability of what comes after {cell(s.token)!r} moves to other "
-            "tokens when the word is hidden in that head, or in every head"
+            "tokens when the word is hidden from all later tokens in that head, or in every head; the first "
+            "word, where heads rest, and the word just before come last"
         )
         table.caption_justify = "left"
     return table

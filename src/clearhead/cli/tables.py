@@ -25,7 +25,7 @@ def sources_table(look: Look, *, title: str = "") -> Table:
     table.add_column("tokens", justify="right")
     table.add_column("attention", justify="right")
     table.add_column("per token", justify="right")
-    table.add_column("output", justify="right")
+    table.add_column("head output", justify="right")
     table.add_column("heads that look most at it")
     ordinary = [s for s in look.sources if s.role != "sink"]
     for i, source in enumerate(ordinary):
@@ -89,8 +89,14 @@ def tokens_line(look: Look) -> Text:
         line.append(", " if i else "")
         line.append(token(top.text), style="bold")
         line.append(f" {percent(top.weight)}")
-        line.append(f" ({cell(look.sources[top.source].name)})", style="dim")
+        line.append(f" (#{top.position}, {cell(look.sources[top.source].name)})", style="dim")
     return line
+
+
+def legend_line(more: str = "") -> Text:
+    """How to read the columns."""
+    text = "per token: the source's attention by its tokens, 1× is the average over all tokens but the first"
+    return Text(f"{text}; {more}" if more else text, style="dim")
 
 
 def evidence_line(sentence: str, url: str) -> Text:
@@ -102,21 +108,18 @@ def look_view(look: Look) -> RenderableType:
     """Everything `clearhead look` prints."""
     head = Text.assemble(
         (cell(look.model, 80), "bold"),
-        f", {_counted(len(look.tokens), 'token')}; attention from the {cell(look.query, 80)}, ",
+        f", {_counted(len(look.tokens), 'token')}; attention from {cell(look.query, 80)}, ",
     )
     L, H = look.mass.shape[:2]
     head.append(f"average over {_counted(L, 'layer')} × {_counted(H, 'head')}")
-    legend = Text(
-        "attention and output add up to 100%; per token: 1× is the average over all tokens but the first; "
-        "heads are layer.head",
-        style="dim",
-    )
     notes = [Text(f"note: {visible(note)}", style="yellow") for note in look.notes]
     return Group(
         head,
         sources_table(look),
         tokens_line(look),
-        legend,
+        legend_line(
+            "attention and head output add up to 100%; heads are layer.head; #n is a token's position"
+        ),
         *notes,
         evidence_line(look.evidence, look.evidence_url),
     )

@@ -25,6 +25,8 @@ from clearhead.trace.trace import View
 SINK = "first token"
 #: How many heads are named per source, and how many tokens in the list of the most looked-at.
 HEADS, TOP = 5, 12
+#: A run of template text with this many words is more than the names of roles.
+WORDY = 8
 
 
 class _Sourced(NamedTuple):
@@ -101,6 +103,7 @@ def look(
             if token is not None:
                 ACTIVE.reset(token)
     view = trace.stream()
+    notes = (*notes, *_template_note(prompt))
     if query == "last" and not continues(model):
         notes = (
             *notes,
@@ -129,7 +132,7 @@ def _queries(prompt: Prompt, query: str) -> tuple[list[int], str]:
     """The positions of the chosen queries, and the choice in words."""
     n = len(prompt)
     if query == "last":
-        return [n - 1], "last token"
+        return [n - 1], "the last token"
     if query == "all":
         return list(range(n)), f"all {n} tokens"
     if not query:
@@ -146,6 +149,15 @@ def _queries(prompt: Prompt, query: str) -> tuple[list[int], str]:
         )
     plural = "token" if len(found) == 1 else "tokens"
     return found, f"{len(found)} {plural} of {query!r}"
+
+
+def _template_note(prompt: Prompt) -> tuple[str, ...]:
+    """Say it if the chat template writes more than roles: a system prompt that nobody asked for."""
+    longest = max(prompt.spans.get(TEMPLATE, ()), key=lambda run: run[1] - run[0], default=(0, 0))
+    text = " ".join("".join(prompt.tokens[slice(*longest)]).split())
+    if any(s.role == "system" for s in prompt.sources) or len(text.split()) < WORDY:
+        return ()
+    return (f"the chat template adds words of its own: {text if len(text) <= 200 else text[:199] + '…'}",)
 
 
 def _map_queries(ids: Tensor, chosen: Sequence[int], room: int) -> list[int]:

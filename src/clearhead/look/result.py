@@ -49,7 +49,7 @@ class Look:
 
     model: str
     model_hash: str
-    query: str  # which queries the table averages over, in words: "last token", "all 120 tokens", …
+    query: str  # which queries the table averages over, in words: "the last token", "all 120 tokens", …
     tokens: tuple[str, ...]  # n pieces of text; joined they are the prompt as the model saw it
     ids: NDArray[np.int64]  # (n,) source number of every token
     sources: tuple[Source, ...]  # S

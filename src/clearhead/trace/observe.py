@@ -39,7 +39,8 @@ def observe(
 
     model: a transformers model with attn_implementation="clearhead".
     segments: whose token is whose: `prompt.segments`, or a number for every token of the prompt, (L,) or
-        (B, L), as in `input_ids` with its padding. Tokens that are generated later are the segment "output".
+        (B, L), as in `input_ids` with its padding; of a batch `Prompt.batch(prompts).segments`. Tokens that
+        are generated later are the segment "output".
         They name the text that the model is given: of an encoder-decoder the encoder's input (streams
         "encoder" and "cross"), of other models the stream "self". If `streams` is a single one, they name
         the tokens that it looks at, whatever these are: the decoder's own, image patches, …
@@ -134,6 +135,10 @@ def _transformers_model(model: nn.Module) -> nn.Module:
 def _segments(segments: Segments | Tensor | Sequence[int] | None) -> Segments | None:
     if segments is None or isinstance(segments, Segments):
         return segments
+    if isinstance(segments, list | tuple) and any(isinstance(part, Segments) for part in segments):
+        raise ObserveError(
+            "segments must be one Segments: of several prompts it is Prompt.batch(prompts).segments"
+        )
     try:
         ids = torch.as_tensor(segments)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -279,6 +279,11 @@ class Recording:
             return
         covered = membership.segments.ids.shape[-1]
         running = frame.running
+        if membership.segments.ids.ndim == 1 and running.keys.real(running.keys.length) is not None:
+            raise ObserveError(
+                "segments are those of one prompt, but the run is a padded batch: give numbers for every "
+                "row, (B, L), as Prompt.batch(prompts).segments does"
+            )
         tokens = frame.first + frame.Lq if running.own else call.mask.key_offset + call.key.shape[2]
         grows = running.own and running.stack.label == "self"  # generated tokens become keys
         if frame.layer.calls == 1 and covered < tokens and (self._wanted.exact or not grows):

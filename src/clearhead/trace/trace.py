@@ -171,6 +171,8 @@ class View:
     def _unknown(self, name: str) -> str:
         mine = ", ".join(map(printable, self._stream.values)) or "nothing"
         text = f"the {printable(self._name)} attention of this trace holds {mine}, not {name!r}"
+        if any(value.startswith(f"{name}.") for value in self._stream.values):
+            return f"{text}: name one of its parts"
         others = [
             printable(label)
             for label, stream in self._data.streams.items()
