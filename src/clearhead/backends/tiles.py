@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from math import prod
+from math import exp, prod
 from typing import Any, NamedTuple
 
 import torch
@@ -176,9 +176,8 @@ def _exp(logs: Tensor, visible: Tensor | None, out: Tensor, *, calm: bool = Fals
     lowest = LOWEST if logs.dtype == torch.float32 else LOWEST_DOUBLE
     if visible is not None:
         logs.masked_fill_(~visible, -torch.inf)
-    alive = logs > -lowest
     torch.exp(logs.clamp_(-lowest, lowest), out=out)
-    return out.mul_(alive)
+    return torch.threshold_(out, 2 * exp(-lowest), 0.0)
 
 
 def _calm(request: Request, lse: Tensor) -> bool:
