@@ -189,6 +189,38 @@ def _calm(request: Request, lse: Tensor) -> bool:
     return bool(bound < LOWEST)
 
 
+class _Running:
+    """Online softmax of a block of rows: total = Σ exp(score - peak) over the keys admitted so far."""
+
+    def __init__(self, request: Request, score: Scorer) -> None:
+        self.peak = score.q.new_full((request.shape.B, request.shape.Hq, score.r, 1), -torch.inf)
+        self.total = torch.zeros_like(self.peak)
+        if request.sink_logits is not None:  # a learned sink is there from the start
+            sink = request.sink_logits.detach().to(self.peak).view(1, -1, 1, 1)
+            self.peak, self.total = sink.expand_as(self.peak), (sink > -torch.inf).to(sink) + self.total
+
+    def admit(self, fit: Tensor, visible: Tensor | None) -> Tensor:
+        """Turn scores (B, Hq, r, c) into exp(score - peak) in place, 0 where hidden.
+
+        Returns the factor (B, Hq, r, 1) that brings what was gathered before to the new peak.
+        """
+        if visible is not None:  # the peak is taken over what is seen
+            fit.masked_fill_(~visible, -torch.inf)
+        peak = torch.maximum(self.peak, fit.amax(-1, keepdim=True))
+        safe = peak.masked_fill(peak.isneginf(), 0.0)
+        _exp(fit.sub_(safe), None, out=fit)
+        fade = (self.peak - safe).exp()
+        self.total = self.total * fade + fit.sum(-1, keepdim=True)
+        self.peak = peak
+        return fade
+
+    def closed(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Peak and log(total), both 0 where nothing was admitted, and where that is; `total` is 1 there."""
+        dead = self.total == 0
+        self.total = self.total.masked_fill(dead, 1.0)
+        return self.peak.masked_fill(dead, 0.0), self.total.log(), dead
+
+
 def forward(request: Request) -> tuple[Tensor, Tensor]:
     """Return out (B, Hq, Lq, dv) in q's dtype and lse (B, Hq, Lq); no gradients."""
     with scratch_for(request) as scratch:
@@ -203,30 +235,19 @@ def _forward(request: Request, scratch: Scratch) -> tuple[Tensor, Tensor]:
     for rows in row_blocks(s.Lq):
         score = Scorer(request, rows, scratch)
         r = score.r
-        peak = lse.new_full((s.B, s.Hq, r, 1), -torch.inf)
-        if request.sink_logits is not None:
-            peak = request.sink_logits.detach().to(peak).view(1, -1, 1, 1).expand_as(peak).clone()
-        total = torch.ones_like(peak) if request.sink_logits is not None else torch.zeros_like(peak)
+        state = _Running(request, score)
         mixed = lse.new_zeros(s.B, s.Hkv, group * r, s.dv)
         for cols in columns(request, rows, r):
             fit, visible = score(cols)
-            if visible is not None:  # the peak is taken over what is seen
-                fit.masked_fill_(~visible, -torch.inf)
-            new_peak = torch.maximum(peak, fit.amax(-1, keepdim=True))
-            safe = new_peak.masked_fill(new_peak.isneginf(), 0.0)
-            _exp(fit.sub_(safe), None, out=fit)
-            fade = (peak - safe).exp()
-            total.mul_(fade).add_(fit.sum(-1, keepdim=True))
+            fade = state.admit(fit, visible)
             if request.dropout:
                 fit.mul_(_kept(request, rows, cols))
             v = request.v[:, :, cols].to(scratch.dtype)
             mixed.mul_(fade.view(s.B, s.Hkv, group * r, 1))
             mixed.add_(fit.view(s.B, s.Hkv, group * r, -1) @ v)
-            peak = new_peak
-        empty = total == 0
-        total.masked_fill_(empty, 1.0)
-        out[:, :, rows] = (mixed.view(s.B, s.Hq, r, s.dv) / total).to(out.dtype)
-        lse[:, :, rows] = (total.log() + peak).masked_fill(empty, -torch.inf).squeeze(-1)
+        peak, log_total, dead = state.closed()
+        out[:, :, rows] = (mixed.view(s.B, s.Hq, r, s.dv) / state.total).to(out.dtype)
+        lse[:, :, rows] = (log_total + peak).masked_fill(dead, -torch.inf).squeeze(-1)
     return out, lse
 
 
@@ -375,21 +396,11 @@ def _observe_few(
 
 def _steep(request: Request, score: Scorer) -> tuple[Tensor, Tensor]:
     """The peak of each row of a block and the logarithm of its sum over exp(score - peak), (B, Hq, r, 1)."""
-    s = request.shape
-    peak = score.q.new_full((s.B, s.Hq, score.r, 1), -torch.inf)
-    if request.sink_logits is not None:
-        peak = request.sink_logits.to(peak).view(1, -1, 1, 1).expand_as(peak)
-    total = torch.zeros_like(peak) if request.sink_logits is None else torch.ones_like(peak)
+    state = _Running(request, score)
     for cols in columns(request, score.queries, score.r):
-        fit, visible = score(cols)
-        if visible is not None:
-            fit.masked_fill_(~visible, -torch.inf)
-        new_peak = torch.maximum(peak, fit.amax(-1, keepdim=True))
-        safe = new_peak.masked_fill(new_peak.isneginf(), 0.0)
-        total = total * (peak - safe).exp() + fit.sub_(safe).exp_().sum(-1, keepdim=True)
-        peak = new_peak
-    dead = total == 0
-    return peak.masked_fill(dead, 0.0), total.masked_fill(dead, 1.0).log()
+        state.admit(*score(cols))
+    peak, log_total, _ = state.closed()
+    return peak, log_total
 
 
 def _observe_rows(
