@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from clearhead.backends import registry
-from clearhead.backends.base import Request
+from clearhead.backends.base import Backend, Request, Result
 from clearhead.errors import ArgumentError
 from clearhead.mask import Mask, as_mask
 from clearhead.observables import Observable
@@ -112,6 +112,7 @@ def attention(
         dropout,
         int(torch.randint(2**62, ()).item()) if dropout else 0,
         return_lse or bool(observe),
+        tuple(observe),
     )
     chosen = registry.choose(request, backend)
     result = chosen.forward(request)
@@ -119,8 +120,16 @@ def attention(
         return result.out
     answer: tuple[Any, ...] = (result.out, result.lse) if return_lse else (result.out,)
     if observe:
-        answer = (*answer, chosen.observe(request, result, observe))
+        answer = (*answer, _answers(chosen, request, result))
     return answer
+
+
+def _answers(chosen: Backend, request: Request, result: Result) -> tuple[Any, ...]:
+    """The answers to all observables: those that came with the pass, and the rest, asked for now."""
+    came = result.seen or (None,) * len(request.observe)
+    open_ones = [o for o, answer in zip(request.observe, came, strict=True) if answer is None]
+    rest = iter(chosen.observe(request, result, open_ones) if open_ones else ())
+    return tuple(next(rest) if answer is None else answer for answer in came)
 
 
 def _check_numbers(scale: float, softcap: float | None, dropout: float, dtype: torch.dtype) -> None:

@@ -25,6 +25,7 @@ class Request:
     q (B, Hq, Lq, d), k (B, Hkv, Lk, d), v (B, Hkv, Lk, dv); scores = softcap(scale · q kᵀ) + bias, seen
     through `visibility`; sink_logits (Hq,) one extra logit per head that takes weight and has no value.
     bias: (B | 1, Hq | 1, Lq | 1, Lk | 1). dropout: probability; `seed` makes it repeatable.
+    observe: what will be asked about the weights; a backend may answer in the pass that computes the output.
     """
 
     q: Tensor
@@ -39,6 +40,7 @@ class Request:
     dropout: float = 0.0
     seed: int = 0
     needs_lse: bool = False
+    observe: tuple[Observable, ...] = ()
 
     def setting(self, observable: Observable) -> Setting:
         """The call as this observable sees it; checks its choice of rows."""
@@ -59,10 +61,11 @@ def own_precision(request: Request) -> AbstractContextManager[Any]:
 
 
 class Result(NamedTuple):
-    """Output and log-sum-exp."""
+    """Output, log-sum-exp, and the answers that came with the pass."""
 
     out: Tensor  # (B, Hq, Lq, dv), q's dtype
     lse: Tensor | None  # (B, Hq, Lq), natural logarithm, float32 or float64; None if not asked for
+    seen: tuple[Any, ...] = ()  # by position in request.observe, None where `observe` is still to be asked; or ()
 
 
 class Backend(Protocol):
@@ -74,7 +77,13 @@ class Backend(Protocol):
         """Return None, or the reason why this backend cannot do the request, as a sentence."""
 
     def forward(self, request: Request) -> Result:
-        """Return the result; out and lse carry gradients to q, k, v, bias and sink_logits."""
+        """Return the result; out and lse carry gradients to q, k, v, bias and sink_logits.
+
+        `out` and `lse` are the same bits whatever `request.observe` holds.
+        """
 
     def observe(self, request: Request, result: Result, observables: Sequence[Observable]) -> tuple[Any, ...]:
-        """Answer the observables, in order, without gradients; result.lse is there if it was asked for."""
+        """Answer these observables, in order, without gradients; result.lse is there.
+
+        They are those of `request.observe` that `result.seen` leaves open.
+        """
