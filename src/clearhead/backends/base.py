@@ -65,7 +65,7 @@ class Result(NamedTuple):
 
     out: Tensor  # (B, Hq, Lq, dv), q's dtype
     lse: Tensor | None  # (B, Hq, Lq), natural logarithm, float32 or float64; None if not asked for
-    seen: tuple[Any, ...] = ()  # by position in request.observe, None where `observe` is still to be asked; or ()
+    seen: tuple[Any, ...] = ()  # one per item of request.observe, None: still to be asked; or ()
 
 
 class Backend(Protocol):
