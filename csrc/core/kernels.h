@@ -1,0 +1,32 @@
+// The table of kernels that each instruction set provides. Compiled once per instruction set from the same source.
+#pragma once
+
+#include "plan.h"
+
+namespace clearhead {
+
+struct Kernels {
+    const char* name;
+    int lanes;  // queries that a block computes side by side, at most 64
+
+    // A block of queries against its keys. `scratch`: block_scratch(plan) bytes, 64-byte aligned. If task.piece
+    // >= 0 the unfinished result goes to `pieces` + task.piece * piece_floats(call, lanes) instead of to the call's.
+    int64_t (*block_scratch)(const Plan& plan);
+    void (*block)(const Plan& plan, const Task& task, char* scratch, float* pieces);
+
+    // Joins pieces first … first + count - 1, which hold the same block over disjoint keys, into the call's results.
+    void (*join)(const Plan& plan, const Task& task, char* scratch, const float* pieces, int64_t first, int64_t count);
+};
+
+// Floats of one unfinished block: per lane the maximum and the sum, then dv values.
+inline int64_t piece_floats(const Call& call, int lanes) { return lanes * (2 + call.dv); }
+
+const Kernels& kernels_portable();
+const Kernels& kernels_v3();
+const Kernels& kernels_v4();
+const Kernels& kernels_v4bf16();
+
+// The kernels in use (dispatch.cpp).
+const Kernels& kernels();
+
+}  // namespace clearhead

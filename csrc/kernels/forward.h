@@ -1,0 +1,190 @@
+// The forward of one block: its queries against all the keys that they may see (Dao et al. 2022, algorithm 1).
+#pragma once
+
+#include "microkernel.h"
+#include "scores.h"
+#include "softmax.h"
+
+namespace clearhead {
+namespace {
+
+// Keys in a row whose visible lanes lie in the vectors v0 … v1 - 1; the others are passed over.
+struct Run {
+    int64_t low, count;
+    int v0, v1;
+};
+
+// Cuts a chunk into runs, W keys at a time.
+inline int runs_of(const uint64_t* words, int64_t count, int vectors, Run* runs) {
+    if (words == nullptr) {
+        runs[0] = {0, count, 0, vectors};
+        return 1;
+    }
+    int found = 0;
+    for (int64_t j = 0; j < count; j += W) {
+        const int64_t here = count - j < W ? count - j : W;
+        uint64_t seen = 0;
+        for (int64_t i = 0; i < here; ++i) seen |= words[j + i];
+        int v0 = 0, v1 = 0;
+        if (seen != 0) {
+            v0 = __builtin_ctzll(seen) / W;
+            v1 = (63 - __builtin_clzll(seen)) / W + 1;
+        }
+        if (found > 0 && runs[found - 1].v0 == v0 && runs[found - 1].v1 == v1) {
+            runs[found - 1].count += here;
+        } else {
+            runs[found++] = {j, here, v0, v1};
+        }
+    }
+    return found;
+}
+
+// S^T = K · Q^T.
+inline void score_run(const Block& block, const Panel& keys, int64_t d, const Run& run) {
+    float* scores = block.scores + run.low * block_lanes;
+    product<Floats, Walk::along_rows>(
+        keys.data + run.low * keys.stride, keys.stride, run.count, block.queries, block_lanes, d, run.v0, run.v1,
+        [&](int64_t row, int v, const auto& sums) __attribute__((always_inline)) {
+            for_each(sums, [&](int r, int i, vf sum) __attribute__((always_inline)) {
+                store(scores + (row + r) * block_lanes + (v + i) * W, sum);
+            });
+        });
+}
+
+// O^T = O^T · fade + V^T · P^T; `fade` null: 1.
+inline void mix_run(const Block& block, const Panel& values, int64_t dv, const Run& run, const float* fade) {
+    float* out = block.out;
+    product<Floats, Walk::across_rows>(
+        values.data + run.low * values.stride, values.stride, dv, block.scores + run.low * block_lanes, block_lanes,
+        run.count, run.v0, run.v1, [&](int64_t row, int v, const auto& sums) __attribute__((always_inline)) {
+            for_each(sums, [&](int r, int i, vf sum) __attribute__((always_inline)) {
+                float* to = out + (row + r) * block_lanes + (v + i) * W;
+                store(to, fade == nullptr ? load(to) + sum : load(to) * load(fade + (v + i) * W) + sum);
+            });
+        });
+}
+
+inline void fade_out(const Block& block, int64_t dv, const float* fade) {
+    for (int v = 0; v < block.vectors; ++v) {
+        const vf factor = load(fade + v * W);
+        for (int64_t t = 0; t < dv; ++t) store(block.out + t * block_lanes + v * W, load(block.out + t * block_lanes + v * W) * factor);
+    }
+}
+
+// One chunk of keys: scores, softmax, values.
+inline void chunk(const Plan& plan, const Task& task, Block& block, const Scaling& scaling, int64_t low, int64_t count) {
+    const Call& call = *plan.call;
+    const int64_t kv = task.head / (call.Hq / call.Hkv);
+    const uint64_t* words = visible_words(plan, task, low, count, block.words) ? block.words : nullptr;
+    Run runs[chunk_keys / W + 1];
+    const int found = runs_of(words, count, block.vectors, runs);
+    if (found == 1 && runs[0].v0 == runs[0].v1) return;  // nobody sees anything here
+    const Panel keys = stage(call.k, task.b, kv, low, count, call.d, block.keys);
+    for (int i = 0; i < found; ++i) score_run(block, keys, call.d, runs[i]);
+    float factor = scaling.factor;
+    if (has_extras(call)) {
+        finish_scores(call, task, block, scaling, low, count);
+        factor = 1.0f;
+    }
+    alignas(64) float fade[block_lanes];
+    auto softmax = [&](auto width, int v) __attribute__((always_inline)) {
+        constexpr int V = decltype(width)::value;
+        vf most[V];
+        peaks_of<V>(block.scores, count, words, v, most);
+        admit<V>(block, count, factor, v, most, fade);
+    };
+    int v = 0;
+    for (; v + 2 <= block.vectors; v += 2) softmax(Number<2>{}, v);
+    if (v < block.vectors) softmax(Number<1>{}, v);
+    const Panel values = stage(call.v, task.b, kv, low, count, call.dv, block.keys);
+    if (found == 1) {
+        mix_run(block, values, call.dv, runs[0], fade);
+    } else {
+        fade_out(block, call.dv, fade);
+        for (int i = 0; i < found; ++i) mix_run(block, values, call.dv, runs[i], nullptr);
+    }
+}
+
+inline void start(const Call& call, const Task& task, Block& block, const Scaling& scaling) {
+    pack_lanes(call.q, task, block.lanes, call.d, scaling.query, block.room, block.queries);
+    for (int64_t i = 0; i < call.dv * block_lanes; i += W) store(block.out + i, vf{});
+    // A learned sink is a key without a value that is there from the start; of split keys, the first piece has it.
+    const bool sink = call.sink_logits != nullptr && task.keys.low == 0;
+    for (int64_t lane = 0; lane < block_lanes; ++lane) {
+        block.peak[lane] = lowest;
+        block.sum[lane] = 0.0f;
+        if (sink && lane < block.lanes) {
+            const float logit = call.sink_logits[task.head + lane / task.queries] * log2_e;
+            if (logit >= lowest) {
+                block.peak[lane] = logit;
+                block.sum[lane] = 1.0f;
+            }
+        }
+    }
+}
+
+// Out and lse from what was gathered: out / sum, and log sum + peak; 0 and -inf where a query saw nothing.
+inline void finish(const Call& call, const Task& task, int64_t lanes, const float* out, const float* peak,
+                   const float* sum, float* room) {
+    alignas(64) float share[block_lanes], lse[block_lanes];
+    for (int64_t lane = 0; lane < padded(lanes); lane += W) {
+        const vf total = load(sum + lane);
+        store(share + lane, choose(total == 0.0f, same(0.0f), 1.0f / total));
+        store(lse + lane, (load(peak + lane) + log2(total)) * ln_2);
+    }
+    write_lanes(out, task, lanes, call.dv, share, room, call.out_type, call.out, call.out_batch, call.out_head, call.out_row);
+    if (call.lse == nullptr) return;
+    for (int64_t lane = 0; lane < lanes; ++lane) {
+        const int64_t head = task.head + lane / task.queries, query = task.query + lane % task.queries;
+        call.lse[(task.b * call.Hq + head) * call.Lq + query] = lse[lane];
+    }
+}
+
+void forward_block(const Plan& plan, const Task& task, char* memory, float* pieces) {
+    const Call& call = *plan.call;
+    Scratch scratch{memory};
+    Block block(call, task, scratch);
+    const Scaling scaling(call.scale);
+    start(call, task, block, scaling);
+    const Ranges ranges = visible_ranges(plan, task);
+    for (int i = 0; i < ranges.count; ++i)
+        for (int64_t low = ranges.part[i].low; low < ranges.part[i].high; low += chunk_keys) {
+            const int64_t left = ranges.part[i].high - low;
+            chunk(plan, task, block, scaling, low, left < chunk_keys ? left : chunk_keys);
+        }
+    if (task.piece < 0) return finish(call, task, block.lanes, block.out, block.peak, block.sum, block.room);
+    float* piece = pieces + task.piece * piece_floats(call, block_lanes);
+    __builtin_memcpy(piece, block.peak, block_lanes * 4);
+    __builtin_memcpy(piece + block_lanes, block.sum, block_lanes * 4);
+    __builtin_memcpy(piece + 2 * block_lanes, block.out, static_cast<size_t>(call.dv * block_lanes) * 4);
+}
+
+int64_t forward_block_bytes(const Plan& plan) { return Block::bytes(*plan.call); }
+
+// Pieces over disjoint keys combine exactly when each brings its maximum and sum (Dao et al. 2022, section 3.1).
+void join_pieces(const Plan& plan, const Task& task, char* memory, const float* pieces, int64_t first, int64_t count) {
+    const Call& call = *plan.call;
+    Scratch scratch{memory};
+    Block block(call, task, scratch);
+    const int64_t size = piece_floats(call, block_lanes);
+    for (int64_t lane = 0; lane < block_lanes; lane += W) {
+        vf peak = same(lowest), total{};
+        for (int64_t i = first; i < first + count; ++i) peak = larger(load(pieces + i * size + lane), peak);
+        for (int64_t t = 0; t < call.dv; ++t) store(block.out + t * block_lanes + lane, vf{});
+        for (int64_t i = first; i < first + count; ++i) {
+            const float* piece = pieces + i * size;
+            const vf fade = exp2(load(piece + lane) - peak);
+            total += load(piece + block_lanes + lane) * fade;
+            for (int64_t t = 0; t < call.dv; ++t) {
+                float* to = block.out + t * block_lanes + lane;
+                store(to, load(to) + load(piece + (2 + t) * block_lanes + lane) * fade);
+            }
+        }
+        store(block.peak + lane, peak);
+        store(block.sum + lane, total);
+    }
+    finish(call, task, block.lanes, block.out, block.peak, block.sum, block.room);
+}
+
+}  // namespace
+}  // namespace clearhead
