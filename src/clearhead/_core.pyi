@@ -1,8 +1,8 @@
-"""The compiled core: addresses, sizes and strides, no tensors. Built from csrc/; `backends.native` imports it.
+"""The compiled core: addresses, sizes and strides, no tensors. Made from csrc/, used by `backends.native`.
 
 Arrays are named by flat tuples of ints, in the order of the structs of csrc/core/call.h, where each field is
 explained. Strides count elements, addresses are `Tensor.data_ptr()`, 0 is a null pointer, and a type is 0 for
-float32, 1 for bfloat16, 2 for float16, 3 for int8. The caller keeps every tensor alive until the call returns,
+float32, 1 for bfloat16, 2 for float16, 3 for int8. The caller keeps every tensor alive until the call returns
 and answers for every address: nothing here can check them. The GIL is released meanwhile.
 """
 
@@ -13,7 +13,7 @@ Sizes: TypeAlias = tuple[int, int, int, int, int, int, int]
 
 #: data, type, stride of the batch, of the head, of the row, of the column;
 #: for int8 four more: scale, its strides of the batch, of the head, of the row;
-#: paged, three more after those (zeros where there is no scale): table, its stride of the batch, rows of a page.
+#: paged, three more after those (zeros for no scale): table, its stride of the batch, rows of a page.
 Rows: TypeAlias = (
     tuple[int, int, int, int, int, int]
     | tuple[int, int, int, int, int, int, int, int, int, int]
@@ -90,7 +90,7 @@ def backward(
     gradients: Gradients,
     threads: int,
 ) -> None:
-    """Compute the gradients of a forward from its out and lse. dout None, dlse 0: none. Raises as `forward`."""
+    """Compute the gradients of a forward from its out and lse. dout None, dlse 0: none. Raises as forward."""
 
 def isa() -> str:
     """The instruction set whose kernels run."""
