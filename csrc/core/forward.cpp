@@ -35,15 +35,16 @@ Cut cut(const Plan& plan, int lanes) {
     const bool split = blocks < few_blocks && call.Lk >= 2 * piece_keys;
     Cut all;
     int64_t pieces = 0;
-    // Later queries see more keys under a causal mask: they go first, so that no thread is left alone at the end.
-    for (int64_t query = (call.Lq - 1) / queries * queries; query >= 0; query -= queries) {
-        for (int64_t b = 0; b < call.B; ++b) {
-            for (int64_t head = 0; head < call.Hq; head += together) {
-                const int64_t in_group = group - head % group;  // do not reach over into the next group
+    // Blocks of one head follow each other, so that its keys and values stay in the cache. Later queries see more
+    // keys under a causal mask: they go first, so that no thread is left alone with a long task at the end.
+    for (int64_t b = 0; b < call.B; ++b) {
+        for (int64_t head = 0, heads = 0; head < call.Hq; head += heads) {
+            heads = std::min(together, group - head % group);  // do not reach over into the next group
+            for (int64_t query = (call.Lq - 1) / queries * queries; query >= 0; query -= queries) {
                 Task task;
                 task.b = b;
                 task.head = head;
-                task.heads = std::min(together, in_group);
+                task.heads = heads;
                 task.query = query;
                 task.queries = std::min(queries, call.Lq - query);
                 task.keys = {0, call.Lk};
@@ -57,7 +58,6 @@ Cut cut(const Plan& plan, int lanes) {
                     all.tasks.push_back(task);
                 }
                 if (split) all.joined.push_back({task, first, pieces - first});
-                head -= together - task.heads;
             }
         }
     }

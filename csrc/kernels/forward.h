@@ -8,39 +8,8 @@
 namespace clearhead {
 namespace {
 
-// Keys in a row whose visible lanes lie in the vectors v0 … v1 - 1; the others are passed over.
-struct Run {
-    int64_t low, count;
-    int v0, v1;
-};
-
-// Cuts a chunk into runs, W keys at a time.
-inline int runs_of(const uint64_t* words, int64_t count, int vectors, Run* runs) {
-    if (words == nullptr) {
-        runs[0] = {0, count, 0, vectors};
-        return 1;
-    }
-    int found = 0;
-    for (int64_t j = 0; j < count; j += W) {
-        const int64_t here = count - j < W ? count - j : W;
-        uint64_t seen = 0;
-        for (int64_t i = 0; i < here; ++i) seen |= words[j + i];
-        int v0 = 0, v1 = 0;
-        if (seen != 0) {
-            v0 = __builtin_ctzll(seen) / W;
-            v1 = (63 - __builtin_clzll(seen)) / W + 1;
-        }
-        if (found > 0 && runs[found - 1].v0 == v0 && runs[found - 1].v1 == v1) {
-            runs[found - 1].count += here;
-        } else {
-            runs[found++] = {j, here, v0, v1};
-        }
-    }
-    return found;
-}
-
-// S^T = K · Q^T.
-inline void score_run(const Block& block, const Panel& keys, int64_t d, const Run& run) {
+// S^T = K · Q^T. Unless `most` is null it gets the largest score of each lane ([block_lanes], -inf before).
+inline void score_run(const Block& block, const Panel& keys, int64_t d, const Run& run, float* most) {
     float* scores = block.scores + run.low * block_lanes;
     product<Floats, Walk::along_rows>(
         keys.data + run.low * keys.stride, keys.stride, run.count, block.queries, block_lanes, d, run.v0, run.v1,
@@ -48,6 +17,7 @@ inline void score_run(const Block& block, const Panel& keys, int64_t d, const Ru
             for_each(sums, [&](int r, int i, vf sum) __attribute__((always_inline)) {
                 store(scores + (row + r) * block_lanes + (v + i) * W, sum);
             });
+            if (most != nullptr) raise(most + v * W, sums);
         });
 }
 
@@ -80,23 +50,26 @@ inline void chunk(const Plan& plan, const Task& task, Block& block, const Scalin
     const int found = runs_of(words, count, block.vectors, runs);
     if (found == 1 && runs[0].v0 == runs[0].v1) return;  // nobody sees anything here
     const Panel keys = stage(call.k, task.b, kv, low, count, call.d, block.keys);
-    for (int i = 0; i < found; ++i) score_run(block, keys, call.d, runs[i]);
+    alignas(64) float most[block_lanes], fade[block_lanes];
+    for (int64_t lane = 0; lane < block_lanes; ++lane) most[lane] = -__builtin_inff();
+    const bool extras = has_extras(call);
+    for (int i = 0; i < found; ++i)
+        score_run(block, keys, call.d, runs[i], extras || words != nullptr ? nullptr : most);
     float factor = scaling.factor;
-    if (has_extras(call)) {
+    if (extras) {
         finish_scores(call, task, block, scaling, low, count);
         factor = 1.0f;
+        if (words == nullptr) plain_peaks(block.scores, count, block.vectors, most);
     }
-    alignas(64) float fade[block_lanes];
+    const Panel values = stage(call.v, task.b, kv, low, count, call.dv, block.keys);
     auto softmax = [&](auto width, int v) __attribute__((always_inline)) {
         constexpr int V = decltype(width)::value;
-        vf most[V];
-        peaks_of<V>(block.scores, count, words, v, most);
-        admit<V>(block, count, factor, v, most, fade);
+        if (words != nullptr) masked_peaks<V>(block.scores, runs, found, words, v, most);
+        admit<V>(block, runs, found, factor, v, most, fade, values, call.dv);
     };
     int v = 0;
     for (; v + 2 <= block.vectors; v += 2) softmax(Number<2>{}, v);
     if (v < block.vectors) softmax(Number<1>{}, v);
-    const Panel values = stage(call.v, task.b, kv, low, count, call.dv, block.keys);
     if (found == 1) {
         mix_run(block, values, call.dv, runs[0], fade);
     } else {

@@ -162,5 +162,36 @@ inline bool visible_words(const Plan& plan, const Task& task, int64_t low, int64
     return true;
 }
 
+// Keys in a row whose visible lanes all lie in the vectors v0 … v1 - 1; the others are passed over.
+struct Run {
+    int64_t low, count;
+    int v0, v1;
+};
+
+// Cuts a chunk into runs, W keys at a time.
+inline int runs_of(const uint64_t* words, int64_t count, int vectors, Run* runs) {
+    if (words == nullptr) {
+        runs[0] = {0, count, 0, vectors};
+        return 1;
+    }
+    int found = 0;
+    for (int64_t j = 0; j < count; j += W) {
+        const int64_t here = count - j < W ? count - j : W;
+        uint64_t seen = 0;
+        for (int64_t i = 0; i < here; ++i) seen |= words[j + i];
+        int v0 = 0, v1 = 0;
+        if (seen != 0) {
+            v0 = __builtin_ctzll(seen) / W;
+            v1 = (63 - __builtin_clzll(seen)) / W + 1;
+        }
+        if (found > 0 && runs[found - 1].v0 == v0 && runs[found - 1].v1 == v1) {
+            runs[found - 1].count += here;
+        } else {
+            runs[found++] = {j, here, v0, v1};
+        }
+    }
+    return found;
+}
+
 }  // namespace
 }  // namespace clearhead

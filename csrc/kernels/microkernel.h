@@ -53,9 +53,10 @@ CLEARHEAD_INLINE void tile(const typename Kind::Scalar* a, int64_t lda, const ty
     end(sums);
 }
 
-// Rows per tile: enough independent sums to cover the latency of a multiply-add (4 cycles, 2 a cycle).
+// Rows per tile: enough independent sums to cover the latency of a multiply-add (4 cycles, 2 a cycle), and as many
+// as the registers hold, so that each load serves more of them.
 template <int V>
-constexpr int tile_rows = V >= 3 ? 4 : V == 2 ? 6 : 12;
+constexpr int tile_rows = V >= 3 ? (W == 16 ? 6 : 4) : V == 2 ? 6 : 12;
 
 // All rows of one strip of V vectors. end(row, sums): the first row of a tile, and its R x V finished vectors.
 template <class Kind, Walk walk, int V, class End>
@@ -74,6 +75,18 @@ CLEARHEAD_INLINE void strip(const typename Kind::Scalar* a, int64_t lda, int64_t
         while (row + 4 <= rows) some(Number<4>{});
     if (row + 2 <= rows) some(Number<2>{});
     if (row < rows) some(Number<1>{});
+}
+
+// most[lane] = the largest of itself and the lane's numbers in a finished tile.
+template <int R, int V>
+CLEARHEAD_INLINE void raise(float* most, const vf (&sums)[R][V]) {
+#pragma GCC unroll 8
+    for (int i = 0; i < V; ++i) {
+        vf high = load(most + i * W);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) high = larger(sums[r][i], high);
+        store(most + i * W, high);
+    }
 }
 
 // All rows and the vectors v0 … v1 - 1 of a block. end(row, v, sums): the tile's first row and vector.

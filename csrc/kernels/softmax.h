@@ -9,48 +9,64 @@
 namespace clearhead {
 namespace {
 
-// The largest score of each lane over `count` keys, V vectors from vector v on. Hidden scores become -inf.
+// The largest score of each lane over the keys of some runs, V vectors from vector v on, into `most`
+// [block_lanes]. Hidden scores become -inf; runs that these vectors take no part in are passed over.
 template <int V>
-CLEARHEAD_INLINE void peaks_of(float* scores, int64_t count, const uint64_t* words, int v, vf (&most)[V]) {
+CLEARHEAD_INLINE void masked_peaks(float* scores, const Run* runs, int found, const uint64_t* words, int v, float* most) {
     const vf nothing = same(-__builtin_inff());
+    vf high[V];
 #pragma GCC unroll 8
-    for (int i = 0; i < V; ++i) most[i] = nothing;
-    for (int64_t j = 0; j < count; ++j) {
-        float* row = scores + j * block_lanes + v * W;
-        if (words == nullptr) {
-#pragma GCC unroll 8
-            for (int i = 0; i < V; ++i) most[i] = larger(load(row + i * W), most[i]);
-        } else {
+    for (int i = 0; i < V; ++i) high[i] = nothing;
+    for (int n = 0; n < found; ++n) {
+        if (runs[n].v0 >= v + V || runs[n].v1 <= v) continue;
+        for (int64_t j = runs[n].low; j < runs[n].low + runs[n].count; ++j) {
+            float* row = scores + j * block_lanes + v * W;
 #pragma GCC unroll 8
             for (int i = 0; i < V; ++i) {
                 const vf seen = choose(lanes_in(words[j] >> ((v + i) * W)), load(row + i * W), nothing);
                 store(row + i * W, seen);
-                most[i] = larger(seen, most[i]);
+                high[i] = larger(seen, high[i]);
             }
         }
     }
+#pragma GCC unroll 8
+    for (int i = 0; i < V; ++i) store(most + (v + i) * W, high[i]);
 }
 
-// Turns the chunk's scores into weights relative to the new peak, for V vectors from vector v on, and writes the
-// factors that bring what was gathered before to that peak. most: as `peaks_of` gives it.
+// The same where every lane sees every key.
+inline void plain_peaks(const float* scores, int64_t count, int vectors, float* most) {
+    for (int v = 0; v < vectors; ++v) {
+        vf high = same(-__builtin_inff());
+        for (int64_t j = 0; j < count; ++j) high = larger(load(scores + j * block_lanes + v * W), high);
+        store(most + v * W, high);
+    }
+}
+
+// Turns the scores of some runs into weights relative to the new peak, for V vectors from vector v on, and writes
+// the factors that bring what was gathered before to that peak. most: the largest score of each lane.
 template <int V>
-CLEARHEAD_INLINE void admit(Block& block, int64_t count, float factor, int v, const vf (&most)[V], float* fade) {
+CLEARHEAD_INLINE void admit(Block& block, const Run* runs, int found, float factor, int v, const float* most, float* fade, const Panel& next, int64_t width) {
     vf peak[V], total[V];
 #pragma GCC unroll 8
     for (int i = 0; i < V; ++i) {
         const vf before = load(block.peak + (v + i) * W);
-        peak[i] = larger(most[i] * factor, before);
+        peak[i] = larger(load(most + (v + i) * W) * factor, before);
         store(block.peak + (v + i) * W, peak[i]);
         store(fade + (v + i) * W, exp2(before - peak[i]));
         total[i] = vf{};
     }
-    for (int64_t j = 0; j < count; ++j) {
-        float* row = block.scores + j * block_lanes + v * W;
+    for (int n = 0; n < found; ++n) {
+        if (runs[n].v0 >= v + V || runs[n].v1 <= v) continue;
+        for (int64_t j = runs[n].low; j < runs[n].low + runs[n].count; ++j) {
+            float* row = block.scores + j * block_lanes + v * W;
+            if (v == 0)
+                for (int64_t t = 0; t < width; t += 16) __builtin_prefetch(next.data + j * next.stride + t);
 #pragma GCC unroll 8
-        for (int i = 0; i < V; ++i) {
-            const vf weight = exp2(load(row + i * W) * factor - peak[i]);
-            store(row + i * W, weight);
-            total[i] += weight;
+            for (int i = 0; i < V; ++i) {
+                const vf weight = exp2(load(row + i * W) * factor - peak[i]);
+                store(row + i * W, weight);
+                total[i] += weight;
+            }
         }
     }
 #pragma GCC unroll 8
