@@ -140,7 +140,7 @@ enum class Status : int32_t { done = 0, interrupted = 1, no_memory = 2 };
 Status forward(const Call& call);
 Status backward(const Call& call, const Backward& gradients);
 
-// Which compiled kernels run: "portable", "v3", "v4", "v4bf16". The best that the processor can run, unless
+// Which compiled kernels run: "portable", "v3", "v4", "v4bf16", "v4amx". The best that the processor can run, unless
 // chosen. `choose_isa` returns false if the processor cannot run it or it was not built.
 const char* isa();
 bool choose_isa(const char* name);

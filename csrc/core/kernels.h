@@ -25,6 +25,7 @@ const Kernels& kernels_portable();
 const Kernels& kernels_v3();
 const Kernels& kernels_v4();
 const Kernels& kernels_v4bf16();
+const Kernels& kernels_v4amx();
 
 // The kernels in use (dispatch.cpp).
 const Kernels& kernels();

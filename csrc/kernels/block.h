@@ -100,7 +100,7 @@ struct Block {
     int vectors;      // that hold them
     float* queries;   // [d][block_lanes]
     float* scores;    // [chunk_keys][block_lanes]; weights after the softmax
-    float* out;       // [dv][block_lanes], relative to `peak`
+    float* out;       // [dv, to a multiple of 16][block_lanes], relative to `peak`
     float* peak;      // [block_lanes], running maximum of the exponents
     float* sum;       // [block_lanes], Σ 2^(exponent - peak)
     float* keys;      // room to stage a chunk of K or V
@@ -112,7 +112,7 @@ struct Block {
         const int64_t widest = call.d > call.dv ? call.d : call.dv;
         queries = scratch.take<float>(call.d * block_lanes);
         scores = scratch.take<float>(chunk_keys * block_lanes);
-        out = scratch.take<float>(call.dv * block_lanes);
+        out = scratch.take<float>((call.dv + 15) / 16 * 16 * block_lanes);
         peak = scratch.take<float>(block_lanes);
         sum = scratch.take<float>(block_lanes);
         keys = scratch.take<float>(chunk_keys * widest);
@@ -122,7 +122,7 @@ struct Block {
 
     static int64_t bytes(const Call& call) {
         const int64_t widest = call.d > call.dv ? call.d : call.dv;
-        const int64_t floats = (call.d + call.dv + chunk_keys + 2) * block_lanes + chunk_keys * widest + W * padded(widest);
+        const int64_t floats = (call.d + (call.dv + 15) / 16 * 16 + chunk_keys + 2) * block_lanes + chunk_keys * widest + W * padded(widest);
         return floats * 4 + chunk_keys * 8 + 16 * 64;
     }
 };

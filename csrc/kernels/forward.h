@@ -2,6 +2,7 @@
 #pragma once
 
 #include "microkernel.h"
+#include "pairs.h"
 #include "scores.h"
 #include "softmax.h"
 
@@ -34,48 +35,64 @@ inline void mix_run(const Block& block, const Panel& values, int64_t dv, const R
         });
 }
 
-inline void fade_out(const Block& block, int64_t dv, const float* fade) {
-    for (int v = 0; v < block.vectors; ++v) {
-        const vf factor = load(fade + v * W);
-        for (int64_t t = 0; t < dv; ++t) store(block.out + t * block_lanes + v * W, load(block.out + t * block_lanes + v * W) * factor);
+// The two products of a chunk in float32: K and V are read where they lie, or from a float32 copy of the chunk.
+struct FloatProducts {
+    const Call& call;
+    const Task& task;
+    Block& block;
+    Panel values{};
+
+    void begin(const Scaling&) {}
+    void end() {}
+
+    // `most`: null, or gets the largest score of each lane.
+    bool score(int64_t low, int64_t count, const Run* runs, int found, float* most) {
+        const Panel keys = stage(call.k, task.b, kv(), low, count, call.d, block.keys);
+        for (int i = 0; i < found; ++i) score_run(block, keys, call.d, runs[i], most);
+        values = stage(call.v, task.b, kv(), low, count, call.dv, block.keys);
+        return most != nullptr;
     }
-}
+
+    // What the softmax fetches into the cache ahead of `mix`.
+    Ahead ahead() const { return {values.data, values.stride, call.dv}; }
+
+    void mix(int64_t, int64_t, const Run* runs, int found, const float* fade) {
+        if (found == 1) return mix_run(block, values, call.dv, runs[0], fade);
+        fade_out(block, call.dv, fade);
+        for (int i = 0; i < found; ++i) mix_run(block, values, call.dv, runs[i], nullptr);
+    }
+
+    int64_t kv() const { return task.head / (call.Hq / call.Hkv); }
+};
 
 // One chunk of keys: scores, softmax, values.
-inline void chunk(const Plan& plan, const Task& task, Block& block, const Scaling& scaling, int64_t low, int64_t count) {
+template <class Products>
+inline void chunk(const Plan& plan, const Task& task, Block& block, Products& products, const Scaling& scaling,
+                  int64_t low, int64_t count) {
     const Call& call = *plan.call;
-    const int64_t kv = task.head / (call.Hq / call.Hkv);
     const uint64_t* words = visible_words(plan, task, low, count, block.words) ? block.words : nullptr;
-    Run runs[chunk_keys / W + 1];
+    Run runs[chunk_keys / run_keys + 1];
     const int found = runs_of(words, count, block.vectors, runs);
     if (found == 1 && runs[0].v0 == runs[0].v1) return;  // nobody sees anything here
-    const Panel keys = stage(call.k, task.b, kv, low, count, call.d, block.keys);
     alignas(64) float most[block_lanes], fade[block_lanes];
     for (int64_t lane = 0; lane < block_lanes; ++lane) most[lane] = -__builtin_inff();
     const bool extras = has_extras(call);
-    for (int i = 0; i < found; ++i)
-        score_run(block, keys, call.d, runs[i], extras || words != nullptr ? nullptr : most);
+    const bool peaks = products.score(low, count, runs, found, extras || words != nullptr ? nullptr : most);
     float factor = scaling.factor;
     if (extras) {
         finish_scores(call, task, block, scaling, low, count);
         factor = 1.0f;
-        if (words == nullptr) plain_peaks(block.scores, count, block.vectors, most);
     }
-    const Panel values = stage(call.v, task.b, kv, low, count, call.dv, block.keys);
+    if (words == nullptr && !peaks) plain_peaks(block.scores, count, block.vectors, most);
     auto softmax = [&](auto width, int v) __attribute__((always_inline)) {
         constexpr int V = decltype(width)::value;
         if (words != nullptr) masked_peaks<V>(block.scores, runs, found, words, v, most);
-        admit<V>(block, runs, found, factor, v, most, fade, values, call.dv);
+        admit<V>(block, runs, found, factor, v, most, fade, products.ahead());
     };
     int v = 0;
     for (; v + 2 <= block.vectors; v += 2) softmax(Number<2>{}, v);
     if (v < block.vectors) softmax(Number<1>{}, v);
-    if (found == 1) {
-        mix_run(block, values, call.dv, runs[0], fade);
-    } else {
-        fade_out(block, call.dv, fade);
-        for (int i = 0; i < found; ++i) mix_run(block, values, call.dv, runs[i], nullptr);
-    }
+    products.mix(low, count, runs, found, fade);
 }
 
 inline void start(const Call& call, const Task& task, Block& block, const Scaling& scaling) {
@@ -113,18 +130,30 @@ inline void finish(const Call& call, const Task& task, int64_t lanes, const floa
     }
 }
 
+template <class Products>
+inline void all_chunks(const Plan& plan, const Task& task, Block& block, Products products, const Scaling& scaling) {
+    products.begin(scaling);
+    const Ranges ranges = visible_ranges(plan, task);
+    for (int i = 0; i < ranges.count; ++i)
+        for (int64_t low = ranges.part[i].low; low < ranges.part[i].high; low += chunk_keys) {
+            const int64_t left = ranges.part[i].high - low;
+            chunk(plan, task, block, products, scaling, low, left < chunk_keys ? left : chunk_keys);
+        }
+    products.end();
+}
+
 void forward_block(const Plan& plan, const Task& task, char* memory, float* pieces) {
     const Call& call = *plan.call;
     Scratch scratch{memory};
     Block block(call, task, scratch);
     const Scaling scaling(call.scale);
     start(call, task, block, scaling);
-    const Ranges ranges = visible_ranges(plan, task);
-    for (int i = 0; i < ranges.count; ++i)
-        for (int64_t low = ranges.part[i].low; low < ranges.part[i].high; low += chunk_keys) {
-            const int64_t left = ranges.part[i].high - low;
-            chunk(plan, task, block, scaling, low, left < chunk_keys ? left : chunk_keys);
-        }
+#if defined(CLEARHEAD_PAIRS)
+    if (runs_on_pairs(call, scaling))
+        all_chunks(plan, task, block, PairProducts{call, task, block, PairBlock(call, scratch)}, scaling);
+    else
+#endif
+        all_chunks(plan, task, block, FloatProducts{call, task, block}, scaling);
     if (task.piece < 0) return finish(call, task, block.lanes, block.out, block.peak, block.sum, block.room);
     float* piece = pieces + task.piece * piece_floats(call, block_lanes);
     __builtin_memcpy(piece, block.peak, block_lanes * 4);
@@ -132,7 +161,13 @@ void forward_block(const Plan& plan, const Task& task, char* memory, float* piec
     __builtin_memcpy(piece + 2 * block_lanes, block.out, static_cast<size_t>(call.dv * block_lanes) * 4);
 }
 
-int64_t forward_block_bytes(const Plan& plan) { return Block::bytes(*plan.call); }
+int64_t forward_block_bytes(const Plan& plan) {
+#if defined(CLEARHEAD_PAIRS)
+    return Block::bytes(*plan.call) + PairBlock::bytes(*plan.call);
+#else
+    return Block::bytes(*plan.call);
+#endif
+}
 
 // Pieces over disjoint keys combine exactly when each brings its maximum and sum (Dao et al. 2022, section 3.1).
 void join_pieces(const Plan& plan, const Task& task, char* memory, const float* pieces, int64_t first, int64_t count) {

@@ -168,15 +168,22 @@ struct Run {
     int v0, v1;
 };
 
-// Cuts a chunk into runs, W keys at a time.
+// Runs begin at multiples of this many keys of a chunk.
+#if defined(__AMX_BF16__)
+constexpr int64_t run_keys = 32;  // the depth of the tile unit
+#else
+constexpr int64_t run_keys = W;
+#endif
+
+// Cuts a chunk into runs.
 inline int runs_of(const uint64_t* words, int64_t count, int vectors, Run* runs) {
     if (words == nullptr) {
         runs[0] = {0, count, 0, vectors};
         return 1;
     }
     int found = 0;
-    for (int64_t j = 0; j < count; j += W) {
-        const int64_t here = count - j < W ? count - j : W;
+    for (int64_t j = 0; j < count; j += run_keys) {
+        const int64_t here = count - j < run_keys ? count - j : run_keys;
         uint64_t seen = 0;
         for (int64_t i = 0; i < here; ++i) seen |= words[j + i];
         int v0 = 0, v1 = 0;

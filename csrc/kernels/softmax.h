@@ -42,10 +42,17 @@ inline void plain_peaks(const float* scores, int64_t count, int vectors, float* 
     }
 }
 
+// Rows that the mixing product will read next: fetched into the cache while the weights are computed.
+struct Ahead {
+    const float* data = nullptr;
+    int64_t stride = 0, columns = 0;
+};
+
 // Turns the scores of some runs into weights relative to the new peak, for V vectors from vector v on, and writes
 // the factors that bring what was gathered before to that peak. most: the largest score of each lane.
 template <int V>
-CLEARHEAD_INLINE void admit(Block& block, const Run* runs, int found, float factor, int v, const float* most, float* fade, const Panel& next, int64_t width) {
+CLEARHEAD_INLINE void admit(Block& block, const Run* runs, int found, float factor, int v, const float* most, float* fade,
+                            const Ahead& ahead) {
     vf peak[V], total[V];
 #pragma GCC unroll 8
     for (int i = 0; i < V; ++i) {
@@ -60,7 +67,7 @@ CLEARHEAD_INLINE void admit(Block& block, const Run* runs, int found, float fact
         for (int64_t j = runs[n].low; j < runs[n].low + runs[n].count; ++j) {
             float* row = block.scores + j * block_lanes + v * W;
             if (v == 0)
-                for (int64_t t = 0; t < width; t += 16) __builtin_prefetch(next.data + j * next.stride + t);
+                for (int64_t t = 0; t < ahead.columns; t += 16) __builtin_prefetch(ahead.data + j * ahead.stride + t);
 #pragma GCC unroll 8
             for (int i = 0; i < V; ++i) {
                 const vf weight = exp2(load(row + i * W) * factor - peak[i]);
@@ -73,6 +80,14 @@ CLEARHEAD_INLINE void admit(Block& block, const Run* runs, int found, float fact
     for (int i = 0; i < V; ++i) {
         const vf before = load(block.sum + (v + i) * W);
         store(block.sum + (v + i) * W, before * load(fade + (v + i) * W) + total[i]);
+    }
+}
+
+// Brings the outputs gathered so far to the new peak.
+inline void fade_out(const Block& block, int64_t dv, const float* fade) {
+    for (int v = 0; v < block.vectors; ++v) {
+        const vf factor = load(fade + v * W);
+        for (int64_t t = 0; t < dv; ++t) store(block.out + t * block_lanes + v * W, load(block.out + t * block_lanes + v * W) * factor);
     }
 }
 
