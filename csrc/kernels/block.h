@@ -13,7 +13,11 @@ namespace {
 
 // Keys between two looks at the running maximum. Their weights and values should stay in the first-level cache,
 // also where the rows of the values lie a power of two apart and share few of its sets.
+#if defined(__AMX_BF16__)
+constexpr int64_t chunk_keys = 128;
+#else
 constexpr int64_t chunk_keys = W == 16 ? 96 : 64;
+#endif
 constexpr float log2_e = 1.44269504f, ln_2 = 0.693147181f;
 constexpr float lowest = -3.40282347e38f;  // stands for "nothing seen yet"; -inf would make -inf - -inf = NaN
 

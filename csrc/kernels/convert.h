@@ -153,7 +153,18 @@ inline void write_floats(Type type, void* out, int64_t offset, int64_t count, co
         __builtin_memcpy(static_cast<float*>(out) + offset, from, static_cast<size_t>(count) * 4);
     } else if (type == Type::bf16) {
         uint16_t* to = static_cast<uint16_t*>(out) + offset;
-        for (int64_t i = 0; i < count; ++i) to[i] = to_bf16(from[i]);
+        int64_t i = 0;
+#if defined(__AVX512F__)
+        for (; i + 16 <= count; i += 16) {
+            const __m512i bits = reinterpret_cast<__m512i>(load(from + i)), one = _mm512_set1_epi32(1);
+            const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
+            const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+            const __mmask16 nan = _mm512_cmp_ps_mask(load(from + i), load(from + i), _CMP_UNORD_Q);
+            const __m512i kept = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), _mm512_cvtepi32_epi16(_mm512_srli_epi32(kept, 16)));
+        }
+#endif
+        for (; i < count; ++i) to[i] = to_bf16(from[i]);
     } else {
         uint16_t* to = static_cast<uint16_t*>(out) + offset;
         for (int64_t i = 0; i < count; ++i) to[i] = to_f16(from[i]);

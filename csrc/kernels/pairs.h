@@ -98,7 +98,13 @@ inline PairPanel stage_pairs(const Rows& rows, int64_t b, int64_t h, int64_t low
     for (int64_t j = 0; j < deep; ++j) {
         uint16_t* to = room + j * wide;
         const uint16_t* from = j < count ? data + row_offset(rows, b, h, low + j) : nullptr;
-        for (int64_t t = 0; t < wide; ++t) to[t] = from != nullptr && t < columns ? from[t * rows.column] : uint16_t{0};
+        const int64_t filled = from != nullptr ? columns : 0;
+        if (rows.column == 1 && filled > 0) {
+            __builtin_memcpy(to, from, static_cast<size_t>(columns) * 2);
+        } else {
+            for (int64_t t = 0; t < filled; ++t) to[t] = from[t * rows.column];
+        }
+        for (int64_t t = filled; t < wide; ++t) to[t] = 0;
     }
     return {room, wide};
 }
@@ -203,19 +209,49 @@ inline void score_pairs(const Block& block, const PairBlock& pairs, const PairPa
 #endif
 }
 
-// Packs the values of a chunk: transposed for the tile unit, else in pairs of keys.
+// 16 numbers of two rows as 16 pairs; a row that is not there counts as zeros.
+CLEARHEAD_INLINE __m512i pairs_of(const uint16_t* first, const uint16_t* second) {
+    const __m256i none = _mm256_setzero_si256();
+    const __m256i x = first == nullptr ? none : _mm256_loadu_si256(reinterpret_cast<const __m256i*>(first));
+    const __m256i y = second == nullptr ? none : _mm256_loadu_si256(reinterpret_cast<const __m256i*>(second));
+    return _mm512_or_si512(_mm512_cvtepu16_epi32(x), _mm512_slli_epi32(_mm512_cvtepu16_epi32(y), 16));
+}
+
+// Packs the values of a chunk: transposed for the tile unit, else in pairs of keys. 32 keys by 16 columns at a time.
 inline void pack_values(const Rows& rows, int64_t b, int64_t h, int64_t low, int64_t count, int64_t dv, uint16_t* to) {
     const uint16_t* data = static_cast<const uint16_t*>(rows.data);
-    const int64_t deep = stepped(count);
-    for (int64_t j = 0; j < deep; j += 2) {
-        const uint16_t* first = j < count ? data + row_offset(rows, b, h, low + j) : nullptr;
-        const uint16_t* second = j + 1 < count ? data + row_offset(rows, b, h, low + j + 1) : nullptr;
-        for (int64_t t = 0; t < dv; ++t) {
-            const uint16_t x = first != nullptr ? first[t * rows.column] : uint16_t{0};
-            const uint16_t y = second != nullptr ? second[t * rows.column] : uint16_t{0};
-            uint16_t* pair = tile_unit ? to + t * stepped(chunk_keys) + j : to + (j / 2 * dv + t) * 2;
-            pair[0] = x;
-            pair[1] = y;
+    const int64_t plain = rows.column == 1 ? dv / 16 * 16 : 0;  // the columns that vectors can load
+    for (int64_t j = 0; j < stepped(count); j += 32) {
+        const uint16_t* row[32];
+        for (int64_t i = 0; i < 32; ++i)
+            row[i] = j + i < count ? data + row_offset(rows, b, h, low + j + i) : nullptr;
+        for (int64_t t = 0; t < dv; t += 16) {
+            vf x[W];
+            if (t < plain) {
+                for (int64_t i = 0; i < 16; ++i) {
+                    const uint16_t *first = row[2 * i], *second = row[2 * i + 1];
+                    x[i] = reinterpret_cast<vf>(pairs_of(first == nullptr ? nullptr : first + t, second == nullptr ? nullptr : second + t));
+                }
+            } else {  // the last columns, or columns that lie apart
+                const int64_t here = dv - t < 16 ? dv - t : 16;
+                for (int64_t i = 0; i < 16; ++i) {
+                    uint16_t pair[2][16] = {};
+                    for (int64_t s = 0; s < 2; ++s)
+                        for (int64_t c = 0; c < here && row[2 * i + s] != nullptr; ++c)
+                            pair[s][c] = row[2 * i + s][(t + c) * rows.column];
+                    x[i] = reinterpret_cast<vf>(pairs_of(pair[0], pair[1]));
+                }
+            }
+            if (tile_unit) {
+                transpose(x);
+                for (int64_t c = 0; c < 16; ++c)
+                    _mm512_storeu_si512(to + (t + c) * stepped(chunk_keys) + j, reinterpret_cast<__m512i>(x[c]));
+            } else {
+                const int64_t deep = stepped(count) - j < 32 ? (stepped(count) - j) / 2 : 16;
+                const __mmask16 kept = static_cast<__mmask16>((1u << (dv - t < 16 ? dv - t : 16)) - 1);
+                for (int64_t i = 0; i < deep; ++i)
+                    _mm512_mask_storeu_epi32(to + ((j / 2 + i) * dv + t) * 2, kept, reinterpret_cast<__m512i>(x[i]));
+            }
         }
     }
 }
