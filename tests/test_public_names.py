@@ -12,6 +12,7 @@ import clearhead
 ROOT = Path(__file__).resolve().parent.parent
 
 NAMES = [
+    "ALiBi",
     "ClearheadError",
     "Entropy",
     "KeyMass",
@@ -22,6 +23,7 @@ NAMES = [
     "Observable",
     "PooledMap",
     "Prompt",
+    "RelativeBias",
     "Segment",
     "SegmentMass",
     "SegmentOutput",

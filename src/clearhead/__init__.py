@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from clearhead.models.hook import install
 
 if TYPE_CHECKING:
+    from clearhead.bias import ALiBi as ALiBi
+    from clearhead.bias import RelativeBias as RelativeBias
     from clearhead.errors import ClearheadError as ClearheadError
     from clearhead.front_door import attention as attention
     from clearhead.mask import Mask as Mask
@@ -35,6 +37,7 @@ __version__ = "0.1.0"
 
 #: Public name -> the module that holds it.
 _HOMES = {
+    "ALiBi": "clearhead.bias",
     "ClearheadError": "clearhead.errors",
     "Entropy": "clearhead.observables",
     "KeyMass": "clearhead.observables",
@@ -44,6 +47,7 @@ _HOMES = {
     "MeanDistance": "clearhead.observables",
     "Observable": "clearhead.observables",
     "PooledMap": "clearhead.observables",
+    "RelativeBias": "clearhead.bias",
     "SegmentMass": "clearhead.observables",
     "SegmentOutput": "clearhead.observables",
     "Segments": "clearhead.segments",

@@ -15,11 +15,15 @@ from torch import Tensor
 
 from clearhead.backends import registry
 from clearhead.backends.base import Backend, Request, Result
-from clearhead.errors import ArgumentError
+from clearhead.bias import Distances, RelativePosition
+from clearhead.errors import ArgumentError, ShapeError, SizeError
 from clearhead.mask import Mask, as_mask
 from clearhead.observables import Observable
 from clearhead.shapes import check_bias, check_qkv, check_sink_logits, compute_dtype
 from clearhead.visibility import Visibility
+
+#: A bias by distance is written down for at most this many distances.
+DISTANCES_LIMIT = 2**26
 
 _NO_MASK = Mask()
 
@@ -32,7 +36,7 @@ def attention(
     mask: Mask | Tensor | None = None,
     scale: float | None = None,
     softcap: float | None = None,
-    bias: Tensor | None = None,
+    bias: Tensor | RelativePosition | None = None,
     sink_logits: Tensor | None = None,
     dropout: float = 0.0,
     observe: Sequence[Observable] | Observable = (),
@@ -52,7 +56,8 @@ def attention(
         For Lq = 2, Lk = 5 causal is [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]].
     scale: factor of the scores; default 1/√d.
     softcap: c: scores become c · tanh(s / c) after scaling, before mask and bias (Gemma 2).
-    bias: floats that broadcast to (B, Hq, Lq, Lk), added to the scores; may carry a gradient.
+    bias: floats that broadcast to (B, Hq, Lq, Lk), added to the scores; or a description, `ALiBi` or
+        `RelativeBias` (T5), which needs no n × n memory. May carry a gradient.
     sink_logits: (Hq,) one more logit per head that takes weight and has no value (gpt-oss).
     dropout: probability with which a weight is zeroed; repeatable by torch.manual_seed. Observables show
         the weights before it.
@@ -76,6 +81,9 @@ def attention(
     (torch.Size([1, 4, 5, 8]), torch.Size([1, 4, 5]), 0.0)
     """
     shape = check_qkv(q, k, v)
+    by_distance = None
+    if isinstance(bias, RelativePosition):
+        by_distance, bias = bias, None
     if mask is None:
         who = _NO_MASK
     elif isinstance(mask, Mask):
@@ -99,12 +107,13 @@ def attention(
     for item in observe:
         if not isinstance(item, Observable):
             raise ArgumentError(f"observe must hold observables such as Entropy(), got {item!r}")
+    visibility = Visibility.of(who, shape.B, shape.Hq, shape.Lq, shape.Lk, q.device)
     request = Request(
         q,
         k,
         v,
         shape,
-        Visibility.of(who, shape.B, shape.Hq, shape.Lq, shape.Lk, q.device),
+        visibility,
         float(scale),
         softcap,
         bias,
@@ -113,6 +122,7 @@ def attention(
         int(torch.randint(2**62, ()).item()) if dropout else 0,
         return_lse or bool(observe),
         tuple(observe),
+        None if by_distance is None else _distances(by_distance, visibility, shape.Hq, q),
     )
     chosen = registry.choose(request, backend)
     result = chosen.forward(request)
@@ -130,6 +140,22 @@ def _answers(chosen: Backend, request: Request, result: Result) -> tuple[Any, ..
     open_ones = [o for o, answer in zip(request.observe, came, strict=True) if answer is None]
     rest = iter(chosen.observe(request, result, open_ones) if open_ones else ())
     return tuple(next(rest) if answer is None else answer for answer in came)
+
+
+def _distances(bias: RelativePosition, visibility: Visibility, Hq: int, q: Tensor) -> Distances:
+    """A bias by distance, worked out for the distances of this call."""
+    if bias.heads != Hq:
+        raise ShapeError(f"{bias!r} as bias: q has {Hq} heads, they must be as many")
+    first, last = visibility.distances
+    if last - first >= DISTANCES_LIMIT:
+        raise SizeError(
+            f"{bias!r} as bias: distances run from {first} to {last}, at most {DISTANCES_LIMIT} are allowed "
+            "(the offsets of the mask lie that far apart)"
+        )
+    values = bias.by_distance(first, last, q.device).to(compute_dtype(q.dtype))
+    if not bool((values.detach() < math.inf).all()):
+        raise ArgumentError(f"{bias!r} as bias holds NaN or +inf; allowed are -inf and numbers")
+    return Distances(values.contiguous(), first)
 
 
 def _check_numbers(scale: float, softcap: float | None, dropout: float, dtype: torch.dtype) -> None:

@@ -8,6 +8,7 @@ looks like (`tile`, None where everything in it is visible). It computes no atte
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +19,30 @@ from clearhead.mask import Mask
 Rows = slice | Tensor  # a range of queries (step 1, bounds given) or a 1-D index tensor
 
 
+class Fields(NamedTuple):
+    """A mask as plain arrays that fit the sizes: what a kernel needs that evaluates it by itself.
+
+    Key j sits at key_offset + j, query i of item b at offset[b] + i. Integers are int64; b is an axis of size
+    B or 1. The meaning of each field is that of `Mask`; every one that is not None narrows.
+    """
+
+    key_offset: int
+    offset: Tensor  # (b,)
+    causal: bool = False
+    prefix: Tensor | None = None  # (b,)
+    blocks: tuple[Tensor, Tensor] | None = None  # (b, Lq) and (b, Lk)
+    left: int | None = None  # of the window
+    right: int | None = None
+    sinks: int = 0
+    chunk: int | None = None
+    documents: tuple[Tensor, Tensor] | None = None  # (b, Lq) and (b, Lk)
+    lengths: Tensor | None = None  # (B,): the real keys are the first ones of each row …
+    real: Tensor | None = None  # … or (b, Lk) booleans
+    origin: Tensor | None = None  # (b, Lk): where the row or document of each key starts; None: 0
+    dense: Tensor | None = None  # (b, Hq | 1, Lq, Lk) booleans, stride 0 where they do not vary
+    also: tuple[Fields, ...] = ()  # further masks that must hold too
+
+
 class Visibility:
     """A mask bound to (B, Hq, Lq, Lk) on a device.
 
@@ -26,7 +51,8 @@ class Visibility:
 
     def __init__(self, mask: Mask, B: int, Hq: int, Lq: int, Lk: int, device: torch.device) -> None:
         self.mask, self.Lq, self.Lk = mask, Lq, Lk
-        self._device = device
+        self.kept: dict[str, Any] = {}  # room for what a backend works out from the mask once for all layers
+        self._device, self._B = device, B
         self._also = [Visibility(part, B, Hq, Lq, Lk, device) for part in mask.also]
         offset = mask.key_offset + Lk - Lq if mask.offset is None else mask.offset
         self.offset = offset  # position of the first query: an int, or (B,)
@@ -61,11 +87,18 @@ class Visibility:
         if m.is_trivial or self.Lq == 0 or self.Lk == 0:
             return True
         loose = self._dense is not None or self._documents is not None or self._real is not None
-        if loose or isinstance(self.offset, Tensor) or m.chunk is not None:
+        lifted = m.chunk is not None or m.blocks is not None or m.prefix is not None
+        if loose or lifted or isinstance(self.offset, Tensor):
             return False
-        low, high = self._bounds
-        wide = int(low.max()) <= 0 and int(high.min()) >= self.Lk
-        return wide and m.blocks is None and m.prefix is None and all(part.everything for part in self._also)
+        first, last = (
+            self.offset - m.key_offset,
+            self.offset - m.key_offset + self.Lq - 1,
+        )  # the queries' slots
+        left, right = m.window or (None, None)
+        wide = not m.causal or first >= self.Lk - 1
+        wide &= left is None or last - left <= 0
+        wide &= right is None or first + right >= self.Lk - 1
+        return wide and all(part.everything for part in self._also)
 
     @property
     def plain_causal(self) -> bool:
@@ -85,6 +118,57 @@ class Visibility:
         m = self.mask
         others = (m.window, m.documents, m.chunk, m.dense)
         return all(field is None for field in others) and not m.also
+
+    @cached_property
+    def fields(self) -> Fields:
+        """The mask as plain arrays; where every query sees every key, only where things sit."""
+        m = self.mask
+        offset = torch.as_tensor(self.offset, device=self._device).reshape(-1)
+        if self.everything:
+            return Fields(m.key_offset, offset)
+        left, right = m.window or (None, None)
+        prefix = None if m.prefix is None else torch.as_tensor(m.prefix, device=self._device).reshape(-1)
+        lengths = None
+        if (
+            self._real is not None
+            and m.padding is not None
+            and m.padding.ndim == 1
+            and m.padding_side == "right"
+        ):
+            lengths = m.padding.to(self._device).expand(self._B).contiguous()
+        return Fields(
+            m.key_offset,
+            offset,
+            m.causal,
+            prefix,
+            self._blocks,
+            left,
+            right,
+            m.sinks,
+            m.chunk,
+            self._documents,
+            lengths,
+            None if self._real is None or lengths is not None else self._real,
+            self._origin,
+            self._dense,
+            tuple(part.fields for part in self._also),
+        )
+
+    @property
+    def query_positions(self) -> Tensor:
+        """Where the queries sit, (B | 1, Lq)."""
+        return self._q
+
+    @property
+    def key_positions(self) -> Tensor:
+        """Where the keys sit, (Lk,)."""
+        return self._k[0]
+
+    @cached_property
+    def distances(self) -> tuple[int, int]:
+        """The smallest and the largest distance, position of a query minus position of a key."""
+        nearest, farthest = self._reach(slice(0, self.Lq))
+        return nearest - self.mask.key_offset - self.Lk + 1, farthest - self.mask.key_offset
 
     def spans(self, rows: Rows) -> list[tuple[int, int]]:
         """Return disjoint, sorted ranges of keys outside which none of these queries sees anything."""

@@ -13,18 +13,20 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from clearhead.bias import Distances
 from clearhead.observables import Observable, Setting, resolve_rows
 from clearhead.shapes import Shape
 from clearhead.visibility import Visibility
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: that costs two microseconds a call; nobody changes one all the same
 class Request:
     """One checked attention call.
 
     q (B, Hq, Lq, d), k (B, Hkv, Lk, d), v (B, Hkv, Lk, dv); scores = softcap(scale · q kᵀ) + bias, seen
     through `visibility`; sink_logits (Hq,) one extra logit per head that takes weight and has no value.
-    bias: (B | 1, Hq | 1, Lq | 1, Lk | 1). dropout: probability; `seed` makes it repeatable.
+    bias: (B | 1, Hq | 1, Lq | 1, Lk | 1). relative: a bias by distance, in the dtype of the scores. Both are
+    added. dropout: probability; `seed` makes it repeatable.
     observe: what will be asked about the weights; a backend may answer in the pass that computes the output.
     """
 
@@ -41,6 +43,20 @@ class Request:
     seed: int = 0
     needs_lse: bool = False
     observe: tuple[Observable, ...] = ()
+    relative: Distances | None = None
+
+    @property
+    def carries_gradient(self) -> bool:
+        """Whether a gradient can reach any input."""
+        if not torch.is_grad_enabled():
+            return False
+        extra = (self.bias, self.sink_logits, None if self.relative is None else self.relative.values)
+        return (
+            self.q.requires_grad
+            or self.k.requires_grad
+            or self.v.requires_grad
+            or any(t is not None and t.requires_grad for t in extra)
+        )
 
     def setting(self, observable: Observable) -> Setting:
         """The call as this observable sees it; checks its choice of rows."""
@@ -77,7 +93,7 @@ class Backend(Protocol):
         """Return None, or the reason why this backend cannot do the request, as a sentence."""
 
     def forward(self, request: Request) -> Result:
-        """Return the result; out and lse carry gradients to q, k, v, bias and sink_logits.
+        """Return the result; out and lse carry gradients to q, k, v, bias, relative and sink_logits.
 
         `out` and `lse` are the same bits whatever `request.observe` holds.
         """

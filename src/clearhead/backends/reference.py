@@ -89,6 +89,10 @@ def attention_weights(request: Request) -> tuple[Tensor, Tensor]:
     group = s.Hq // s.Hkv
     q, k = request.q.double(), request.k.double().repeat_interleave(group, dim=1)
     bias = None if request.bias is None else request.bias.double()
+    if request.relative is not None:
+        seen = request.visibility
+        by_distance = request.relative.tile(seen.query_positions, seen.key_positions).double()
+        bias = by_distance if bias is None else bias + by_distance
     fit = scaled(scores(q, k), request.scale, request.softcap, bias)
     visible = request.visibility.tile(slice(0, s.Lq), slice(0, s.Lk))
     return softmax(fit, visible, request.sink_logits)

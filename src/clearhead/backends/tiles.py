@@ -46,6 +46,7 @@ class Gradients(NamedTuple):
     v: Tensor
     bias: Tensor | None
     sink_logits: Tensor | None
+    relative: Tensor | None  # of the values at each distance, (Hq, span)
 
 
 def row_blocks(count: int) -> Iterator[slice]:
@@ -99,13 +100,28 @@ class Scorer:
         if request.softcap is not None:
             fit.div_(request.softcap).tanh_().mul_(request.softcap)
         visible = request.visibility.tile(self.queries, cols)
-        if request.bias is not None:
-            fit.add_(bias_tile(request.bias, self.queries, cols))
+        if has_bias(request):
+            add_bias(fit, request, self.queries, cols)
             hidden = fit.isneginf()  # a bias of -inf hides a key as a mask does
             if bool(hidden.any()):
                 fit.masked_fill_(hidden, 0.0)
                 visible = ~hidden if visible is None else visible & ~hidden
         return fit, visible
+
+
+def has_bias(request: Request) -> bool:
+    """Whether anything is added to the scores."""
+    return request.bias is not None or request.relative is not None
+
+
+def add_bias(fit: Tensor, request: Request, queries: slice | Tensor, cols: slice, *, alpha: int = 1) -> None:
+    """Add `alpha` times what is added to the scores of these queries and keys to `fit` (B, Hq, r, c)."""
+    if request.bias is not None:
+        fit.add_(bias_tile(request.bias.detach(), queries, cols), alpha=alpha)
+    if request.relative is not None:
+        seen = request.visibility
+        places = seen.query_positions[:, queries], seen.key_positions[cols]
+        fit.add_(request.relative.tile(*places).detach(), alpha=alpha)
 
 
 def bias_tile(bias: Tensor, queries: slice | Tensor, cols: slice) -> Tensor:
@@ -182,7 +198,7 @@ def _exp(logs: Tensor, visible: Tensor | None, out: Tensor, *, calm: bool = Fals
 
 def _calm(request: Request, lse: Tensor) -> bool:
     """Whether |score - lse| surely stays below LOWEST, hidden keys included: |q · k| is at most |q| |k|."""
-    if request.bias is not None or request.softcap is not None:
+    if has_bias(request) or request.softcap is not None:
         return False
     longest = [t.detach().norm(dim=-1).amax().to(lse.dtype) for t in (request.q, request.k)]
     bound = abs(request.scale) * longest[0] * longest[1] + lse.masked_fill(lse.isneginf(), 0.0).abs().amax()
@@ -275,6 +291,9 @@ def _backward(
     dbias = None
     if request.bias is not None and request.bias.requires_grad:
         dbias = torch.zeros(request.bias.shape, dtype=wide, device=request.q.device)
+    drelative = None
+    if request.relative is not None and request.relative.values.requires_grad:
+        drelative = torch.zeros(request.relative.values.shape, dtype=wide, device=request.q.device)
     dsink = None
     if request.sink_logits is not None and request.sink_logits.requires_grad:
         dsink = torch.zeros(s.Hq, dtype=wide, device=request.q.device)
@@ -303,7 +322,10 @@ def _backward(
             c = fit.shape[-1]
             bend = None
             if request.softcap is not None:
-                raw = fit if request.bias is None else fit - bias_tile(request.bias, rows, cols).to(wide)
+                raw = fit
+                if has_bias(request):
+                    raw = fit.clone()
+                    add_bias(raw, request, rows, cols, alpha=-1)
                 bend = 1 - (raw / request.softcap).square()  # derivative of c · tanh(s / c)
             p = _exp(fit.sub_(norm), visible, out=fit)
             v = request.v[:, :, cols].to(wide)
@@ -317,6 +339,8 @@ def _backward(
             if dbias is not None:
                 into = bias_tile(dbias, rows, cols)
                 into += ds.sum_to_size(into.shape)
+            if drelative is not None:
+                _add_by_distance(drelative, ds, request, rows, cols)
             if bend is not None:
                 ds = ds * bend.masked_fill(ds == 0, 0.0)
             ds = ds.view(*stacked, c)
@@ -330,7 +354,18 @@ def _backward(
         dv.to(kinds[2]),
         None if dbias is None or request.bias is None else dbias.to(request.bias.dtype),
         None if dsink is None or request.sink_logits is None else dsink.to(request.sink_logits.dtype),
+        drelative,
     )
+
+
+def _add_by_distance(into: Tensor, ds: Tensor, request: Request, rows: slice, cols: slice) -> None:
+    """Add the gradient of a tile of scores (B, Hq, r, c) to that of the values by distance, (Hq, span)."""
+    assert request.relative is not None
+    seen = request.visibility
+    index = request.relative.places(seen.query_positions[:, rows], seen.key_positions[cols])  # (B | 1, r, c)
+    if index.shape[0] == 1:
+        ds = ds.sum(0, keepdim=True)
+    into.index_add_(1, index.flatten(), ds.transpose(0, 1).reshape(len(into), -1))
 
 
 def observe(request: Request, lse: Tensor, observables: Sequence[Observable]) -> tuple[Any, ...]:
@@ -357,7 +392,7 @@ def observe(request: Request, lse: Tensor, observables: Sequence[Observable]) ->
         passes.setdefault(key, (queries, []))[1].append(account)
     for queries, asking in passes.values():
         R = len(queries) if isinstance(queries, Tensor) else queries.stop - queries.start
-        if R <= FEW and request.softcap is None and request.bias is None:
+        if R <= FEW and request.softcap is None and not has_bias(request):
             _observe_few(request, lse, queries, R, asking)
             continue
         calm = _calm(request, lse)
@@ -414,7 +449,7 @@ def _observe_rows(
 ) -> None:
     score = Scorer(request, queries, scratch)
     norm = lse[:, :, queries, None].to(scratch.dtype)
-    if request.bias is not None or not request.visibility.plain_causal:  # else every row sees itself
+    if has_bias(request) or not request.visibility.plain_causal:  # else every row sees itself
         norm = norm.masked_fill(norm.isneginf(), 0.0)
     rest = None
     if not calm and float(norm.abs().amax()) > STEEP:
