@@ -26,12 +26,29 @@ from clearhead import (
 )
 from clearhead.backends import registry
 from clearhead.backends.reference import weighted_sum
+from clearhead.errors import BackendError
 from clearhead.mask import Mask, as_mask
 
 BACKENDS = registry.names()
 # torch's fused kernel computes the lse of half types less exactly than float32 allows (4e-5 seen, torch 2.13).
 HALF_SLACK = {torch.float64: 1.0, torch.float32: 1.0, torch.bfloat16: 10.0, torch.float16: 10.0}
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def computes(backend: str, dtype: torch.dtype, **options: Any) -> bool:
+    """Whether a backend takes this dtype and these options."""
+    q = torch.zeros(1, 1, 1, 1, dtype=dtype)
+    try:
+        attention(q, q, q, backend=backend, **options)
+    except BackendError:
+        return False
+    return True
+
+
+PAIRS = [(backend, dtype) for backend in BACKENDS for dtype in DTYPES if computes(backend, dtype)]
+WIDEST = {
+    backend: torch.float64 if (backend, torch.float64) in PAIRS else torch.float32 for backend in BACKENDS
+}
 
 
 def run(case: Case, backend: str, **more: Any) -> Any:
@@ -81,16 +98,16 @@ def close(got: Tensor, want: Tensor, dtype: torch.dtype, slack: float = 1.0) -> 
 @settings(max_examples=150, deadline=None)
 @given(case=cases())
 def test_the_result_is_the_formula(backend: str, case: Case) -> None:
+    case = case.to(WIDEST[backend])
     out, lse = run(case, backend, return_lse=True)
-    want, _ = plain(case)
-    close(out, want, torch.float64)
+    want, _ = plain(case.to(torch.float64))
+    close(out, want, WIDEST[backend])
     assert out.shape == (*case.q.shape[:3], case.v.shape[3])
     assert lse.shape == case.q.shape[:3]
     assert torch.equal(run(case, backend), out), "asking for lse must not change the output"
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("backend", "dtype"), PAIRS, ids=str)
 @settings(max_examples=60, deadline=None)
 @given(case=cases(longest=20))
 def test_no_further_from_the_truth_than_twice_plain_torch(
@@ -121,8 +138,9 @@ def test_gradients_are_those_of_the_formula(
     backend: str, case: Case, through: str, data: st.DataObject
 ) -> None:
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
-    found = []
+    case, found = case.to(WIDEST[backend]), []
     for name in (backend, "formula"):
+        case = case if name == backend else case.to(torch.float64)
         inputs = leaves(case)
         options = case.options | {n: t for n, t in inputs.items() if n not in "qkv"}
         if name == "formula":
@@ -132,8 +150,8 @@ def test_gradients_are_those_of_the_formula(
                 inputs["q"], inputs["k"], inputs["v"], **options, backend=name, return_lse=True
             )
         generator.manual_seed(0)
-        pull = torch.randn(out.shape, generator=generator, dtype=out.dtype)
-        pull_lse = torch.randn(lse.shape, generator=generator, dtype=lse.dtype)
+        pull = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype)
+        pull_lse = torch.randn(lse.shape, generator=generator, dtype=torch.float64).to(lse.dtype)
         loss = out.new_zeros(())
         if through in ("out", "both"):
             loss = loss + (out * pull).sum()
@@ -147,7 +165,7 @@ def test_gradients_are_those_of_the_formula(
             assert all(grad is None or not grad.any() for grad in (got, want)), name
             continue
         assert not got.isnan().any(), name
-        close(got, want, torch.float64, slack=100)
+        close(got, want, WIDEST[backend], slack=100 if WIDEST[backend] == torch.float64 else 10)
 
 
 def differentiable(inputs: dict[str, Tensor], options: dict[str, Any], case: Case) -> tuple[Tensor, Tensor]:
@@ -229,8 +247,7 @@ def truth(
     return map_ / count.clamp(min=1) if how == "mean" else map_
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("backend", "dtype"), [(b, d) for b, d in PAIRS if d != torch.float16], ids=str)
 @settings(max_examples=60, deadline=None)
 @given(case=cases(), data=st.data())
 def test_every_observable_is_exact(backend: str, dtype: torch.dtype, case: Case, data: st.DataObject) -> None:
@@ -376,7 +393,7 @@ def test_huge_scores_do_not_overflow(backend: str) -> None:
     close(lse[0, 0], 80_000 + torch.tensor([1.0, 2.0, 3.0]).log(), torch.float32)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [b for b in BACKENDS if computes(b, torch.float32, dropout=0.5)])
 def test_dropout_keeps_the_mean_and_repeats_with_the_seed(backend: str) -> None:
     q, k = torch.randn(1, 2, 300, 8), torch.randn(1, 2, 300, 8)
     v = torch.ones(1, 2, 300, 4, requires_grad=True)

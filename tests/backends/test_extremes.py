@@ -100,7 +100,7 @@ def test_top_keys_lists_no_key_that_is_hidden_by_a_low_number(backend: str) -> N
     assert (top.indices[0, 0, 1] >= 0).sum() == 2
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["sdpa", "reference"])
 def test_top_keys_go_far_down_in_float64(backend: str) -> None:
     scores = -2.0 * torch.arange(300, dtype=torch.float64)
     q, k = torch.ones(1, 1, 1, 1, dtype=torch.float64), scores.view(1, 1, 300, 1)

@@ -33,6 +33,11 @@ def bias(tensor: Tensor | None) -> tuple[int, ...] | None:
     return (tensor.data_ptr(), TYPES[tensor.dtype], *_broadcast(tensor))
 
 
+def relative(values: Tensor, first: int) -> tuple[int, int, int]:
+    """A bias by distance: values (Hq, span), contiguous, from distance `first` on."""
+    return (values.data_ptr(), values.stride(0), first)
+
+
 def mask(visibility: Visibility, *, positions: bool) -> tuple[Any, ...] | None:
     """A mask, worked out once for all layers; None where it hides nothing and no position matters."""
     made: tuple[Any, ...] | None = visibility.kept.get("flat")

@@ -6,6 +6,7 @@ Ours are registered the way a stranger's would be. The first in order that suppo
 from __future__ import annotations
 
 from clearhead.backends.base import Backend, Request
+from clearhead.backends.cpu import Cpu
 from clearhead.backends.reference import Reference
 from clearhead.backends.sdpa import Sdpa
 from clearhead.errors import ArgumentError, BackendError
@@ -62,5 +63,6 @@ def choose(request: Request, name: str | None = None) -> Backend:
     raise BackendError("no backend supports this request; " + "; ".join(reasons))
 
 
+register(Cpu())
 register(Sdpa())
 register(Reference())
