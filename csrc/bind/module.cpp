@@ -2,14 +2,14 @@
 //
 // Addresses, sizes and strides come as flat tuples of ints in the order of the struct's fields (written out in
 // src/clearhead/_core.pyi). They are read by hand through the C API: a call costs about a microsecond, and a
-// wrong length or a value that is no int is a ValueError or TypeError that names the tuple. Whether an address
-// is right cannot be checked here: that is the backend's business.
+// wrong length, a value that is no int or a size below 1 is a ValueError or TypeError that names the tuple.
+// Whether an address is right cannot be checked here: that is the backend's business.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <deque>
+#include <list>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -105,6 +105,15 @@ Rows rows_from(nb::handle tuple, const char* name) {
     fields.read(rows.data, rows.type, rows.batch, rows.head, rows.row, rows.column);
     if (fields.size() >= 10) fields.read(rows.scale, rows.scale_batch, rows.scale_head, rows.scale_row);
     if (fields.size() == 13) fields.read(rows.table, rows.table_batch, rows.page);
+    if (rows.type == Type::i8 && rows.scale == nullptr) {
+        PyErr_Format(PyExc_ValueError, "%s: int8 needs the address of its scales, got 0", name);
+        nb::raise_python_error();
+    }
+    if (rows.table != nullptr && rows.page < 1) {
+        PyErr_Format(PyExc_ValueError, "%s: the rows of a page must be at least 1, got %lld", name,
+                     static_cast<long long>(rows.page));
+        nb::raise_python_error();
+    }
     return rows;
 }
 
@@ -126,8 +135,8 @@ RelativeBias relative_from(nb::handle tuple) {
     return bias;
 }
 
-// Further masks live in `kept`, whose elements do not move.
-Mask mask_from(nb::handle tuple, std::deque<Mask>& kept) {
+// Further masks live in `kept`, whose elements do not move and which costs nothing while it is empty.
+Mask mask_from(nb::handle tuple, std::list<Mask>& kept) {
     Mask mask;
     mask.offset = &zero;
     if (tuple.is_none()) return mask;
@@ -171,11 +180,19 @@ Question question_from(nb::handle tuple) {
     return question;
 }
 
+// The thread in which Python handles signals, noted when the module is loaded.
+unsigned long main_thread = 0;
+
 // Whether Python has a signal to handle (Ctrl-C). The handler runs here and may have raised: the error waits in
 // the thread's state until the call is over.
 bool signal_came(void*) {
     const nb::gil_scoped_acquire hold;
     return PyErr_CheckSignals() != 0;
+}
+
+// Other threads are not asked: Python would answer no, after they waited for the GIL.
+Interrupt interrupt_here() {
+    return PyThread_get_thread_ident() == main_thread ? Interrupt{signal_came, nullptr} : Interrupt{};
 }
 
 template <typename Work>
@@ -194,12 +211,21 @@ void run(Work work) {
 }
 
 // What a forward and a backward have in common.
-void read_call(Call& call, std::deque<Mask>& kept, nb::handle sizes, nb::handle q, nb::handle k, nb::handle v,
+void read_call(Call& call, std::list<Mask>& kept, nb::handle sizes, nb::handle q, nb::handle k, nb::handle v,
                nb::handle mask, double scale, double softcap, nb::handle bias, nb::handle relative,
                intptr_t sink, int threads) {
     Fields fields(sizes, "sizes");
     fields.expect(7);
     fields.read(call.B, call.Hq, call.Hkv, call.Lq, call.Lk, call.d, call.dv);
+    for (const int64_t size : {call.B, call.Hq, call.Hkv, call.Lq, call.Lk, call.d, call.dv}) {
+        if (size >= 1) continue;
+        PyErr_Format(PyExc_ValueError, "sizes must be at least 1, got %R", sizes.ptr());
+        nb::raise_python_error();
+    }
+    if (call.Hq % call.Hkv != 0) {
+        PyErr_Format(PyExc_ValueError, "sizes: Hq must be a multiple of Hkv, got %R", sizes.ptr());
+        nb::raise_python_error();
+    }
     call.q = rows_from(q, "q");
     call.k = rows_from(k, "k");
     call.v = rows_from(v, "v");
@@ -214,14 +240,14 @@ void read_call(Call& call, std::deque<Mask>& kept, nb::handle sizes, nb::handle 
         nb::raise_python_error();
     }
     call.threads = threads;
-    call.interrupt = Interrupt{signal_came, nullptr};
+    call.interrupt = interrupt_here();
 }
 
 void forward(nb::handle sizes, nb::handle q, nb::handle k, nb::handle v, nb::handle mask, double scale,
              double softcap, nb::handle bias, nb::handle relative, intptr_t sink, nb::handle out, intptr_t lse,
              nb::handle questions, int threads) {
     Call call;
-    std::deque<Mask> kept;
+    std::list<Mask> kept;
     read_call(call, kept, sizes, q, k, v, mask, scale, softcap, bias, relative, sink, threads);
     Fields fields(out, "out");
     fields.expect(5);
@@ -242,7 +268,7 @@ void backward(nb::handle sizes, nb::handle q, nb::handle k, nb::handle v, nb::ha
               double softcap, nb::handle bias, nb::handle relative, intptr_t sink, nb::handle out,
               nb::handle dout, intptr_t lse, intptr_t dlse, nb::handle gradients, int threads) {
     Call call;
-    std::deque<Mask> kept;
+    std::list<Mask> kept;
     read_call(call, kept, sizes, q, k, v, mask, scale, softcap, bias, relative, sink, threads);
     Backward back;
     back.out = rows_from(out, "out");
@@ -269,6 +295,7 @@ std::vector<std::tuple<std::string, bool, bool>> isas() {
 
 NB_MODULE(_core, module) {
     using nb::arg;
+    main_thread = nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
     module.doc() = "The C++ core. Knows addresses and strides; `clearhead.backends` knows tensors.";
     module.def("forward", forward, arg("sizes"), arg("q"), arg("k"), arg("v"), arg("mask").none(), arg("scale"),
                arg("softcap"), arg("bias").none(), arg("relative").none(), arg("sink"), arg("out"), arg("lse"),
