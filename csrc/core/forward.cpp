@@ -5,6 +5,7 @@
 
 #include "kernels.h"
 #include "parallel.h"
+#include "sums.h"
 
 namespace clearhead {
 namespace {
@@ -22,7 +23,8 @@ struct Joined {
 struct Cut {
     std::vector<Task> tasks;
     std::vector<Joined> joined;
-    double cost = 0;
+    double cost = 0;        // multiply-adds, about
+    int64_t most_keys = 0;  // that any task sees
 };
 
 Cut cut(const Plan& plan, int lanes) {
@@ -54,10 +56,15 @@ Cut cut(const Plan& plan, int lanes) {
                         task.keys = {low, std::min(low + piece_keys, call.Lk)};
                         task.piece = pieces++;
                     }
-                    all.cost += static_cast<double>(pairs_in(visible_ranges(plan, task), task.queries * task.heads));
+                    const int64_t keys = keys_in(visible_ranges(plan, task));
+                    all.cost += static_cast<double>(keys * task.queries * task.heads);
+                    all.most_keys = std::max(all.most_keys, keys);
                     all.tasks.push_back(task);
                 }
-                if (split) all.joined.push_back({task, first, pieces - first});
+                if (split) {
+                    task.keys = {0, piece_keys};  // what the pieces have in common
+                    all.joined.push_back({task, first, pieces - first});
+                }
             }
         }
     }
@@ -68,20 +75,30 @@ Cut cut(const Plan& plan, int lanes) {
 }  // namespace
 
 Status forward(const Call& call) {
-    const OwnedPlan plan(call);
+    OwnedPlan plan(call);
+    SumsOverQueries sums(call);
+    plan.sums = sums.places();
     const Kernels& k = kernels();
     const Cut work = cut(plan, k.lanes);
     const int threads = work.cost < alone ? 1 : call.threads;
-    const int64_t scratch = k.block_scratch(plan);
-    std::vector<float> pieces(work.joined.empty() ? 0 : work.tasks.size() * static_cast<size_t>(piece_floats(call, k.lanes)));
-    const Status status = run_tasks(static_cast<int64_t>(work.tasks.size()), threads, call.interrupt, [&](int64_t i) {
-        k.block(plan, work.tasks[static_cast<size_t>(i)], thread_scratch(scratch), pieces.data());
+    const int64_t scratch = k.block_scratch(plan, work.most_keys);
+    const size_t split = work.joined.empty() ? 0 : work.tasks.size();
+    std::vector<float> results(split * static_cast<size_t>(piece_floats(call, k.lanes)));
+    Pieces pieces;
+    pieces.results = results.data();
+    pieces.rows = piece_keys + 16;  // a tile may write beyond the last key
+    std::vector<float> exponents(call.question_count > 0 ? split * static_cast<size_t>(pieces.rows * k.lanes) : 0);
+    pieces.exponents = exponents.data();
+    Status status = run_tasks(static_cast<int64_t>(work.tasks.size()), threads, call.interrupt, [&](int64_t i) {
+        k.block(plan, work.tasks[static_cast<size_t>(i)], thread_scratch(scratch), pieces);
     });
     if (status != Status::done) return status;
-    return run_tasks(static_cast<int64_t>(work.joined.size()), threads, call.interrupt, [&](int64_t i) {
+    status = run_tasks(static_cast<int64_t>(work.joined.size()), threads, call.interrupt, [&](int64_t i) {
         const Joined& joined = work.joined[static_cast<size_t>(i)];
-        k.join(plan, joined.task, thread_scratch(scratch), pieces.data(), joined.first, joined.count);
+        k.join(plan, joined.task, thread_scratch(scratch), pieces, joined.first, joined.count);
     });
+    if (status == Status::done) sums.write();
+    return status;
 }
 
 }  // namespace clearhead

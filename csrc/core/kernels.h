@@ -5,17 +5,24 @@
 
 namespace clearhead {
 
+// What blocks over split keys leave behind for the join.
+struct Pieces {
+    float* results = nullptr;    // piece_floats each
+    float* exponents = nullptr;  // [piece][piece_rows][lanes], if any question is asked; else null
+    int64_t rows = 0;            // keys of a piece, and room for what is computed beyond its last
+};
+
 struct Kernels {
     const char* name;
     int lanes;  // queries that a block computes side by side, at most 64
 
-    // A block of queries against its keys. `scratch`: block_scratch(plan) bytes, 64-byte aligned. If task.piece
-    // >= 0 the unfinished result goes to `pieces` + task.piece * piece_floats(call, lanes) instead of to the call's.
-    int64_t (*block_scratch)(const Plan& plan);
-    void (*block)(const Plan& plan, const Task& task, char* scratch, float* pieces);
+    // A block of queries against its keys. `scratch`: block_scratch(plan, keys) bytes, 64-byte aligned, where `keys`
+    // is the most that any block sees. If task.piece >= 0 the unfinished result goes to `pieces`.
+    int64_t (*block_scratch)(const Plan& plan, int64_t keys);
+    void (*block)(const Plan& plan, const Task& task, char* scratch, const Pieces& pieces);
 
     // Joins pieces first … first + count - 1, which hold the same block over disjoint keys, into the call's results.
-    void (*join)(const Plan& plan, const Task& task, char* scratch, const float* pieces, int64_t first, int64_t count);
+    void (*join)(const Plan& plan, const Task& task, char* scratch, const Pieces& pieces, int64_t first, int64_t count);
 };
 
 // Floats of one unfinished block: per lane the maximum and the sum, then dv values.

@@ -160,10 +160,10 @@ Ranges visible_ranges(const Plan& plan, const Task& task) {
     return found;
 }
 
-int64_t pairs_in(const Ranges& ranges, int64_t queries) {
+int64_t keys_in(const Ranges& ranges) {
     int64_t keys = 0;
     for (int i = 0; i < ranges.count; ++i) keys += ranges.part[i].high - ranges.part[i].low;
-    return keys * queries;
+    return keys;
 }
 
 }  // namespace clearhead

@@ -43,6 +43,7 @@ struct Plan {
     const Call* call = nullptr;
     const Reach* reach = nullptr;  // one per mask of the conjunction
     int reach_count = 0;
+    int64_t* const* sums = nullptr;  // per question: fixed-point sums over queries, or null (answers.h)
 };
 
 // A plan and the memory behind it. Cost of making one: linear in Lq + Lk, constant without documents and padding.
@@ -59,7 +60,7 @@ struct OwnedPlan : Plan {
 // The keys that any of these queries may see: the rest need not be touched. Clipped to `task.keys`.
 Ranges visible_ranges(const Plan& plan, const Task& task);
 
-// How many (query, key) pairs `visible_ranges` holds.
-int64_t pairs_in(const Ranges& ranges, int64_t queries);
+// How many keys `visible_ranges` holds.
+int64_t keys_in(const Ranges& ranges);
 
 }  // namespace clearhead

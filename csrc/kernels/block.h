@@ -103,7 +103,8 @@ struct Block {
     int64_t lanes;    // in use
     int vectors;      // that hold them
     float* queries;   // [d][block_lanes]
-    float* scores;    // [chunk_keys][block_lanes]; weights after the softmax
+    float* scores;    // [chunk_keys][block_lanes], of the chunk at hand
+    float* weights;   // likewise, 2^(exponent - peak); the same memory, unless scores are kept for questions
     float* out;       // [dv, to a multiple of 16][block_lanes], relative to `peak`
     float* peak;      // [block_lanes], running maximum of the exponents
     float* sum;       // [block_lanes], Σ 2^(exponent - peak)
@@ -115,7 +116,7 @@ struct Block {
         : lanes(task.queries * task.heads), vectors(static_cast<int>((lanes + W - 1) / W)) {
         const int64_t widest = call.d > call.dv ? call.d : call.dv;
         queries = scratch.take<float>(call.d * block_lanes);
-        scores = scratch.take<float>(chunk_keys * block_lanes);
+        scores = weights = scratch.take<float>(chunk_keys * block_lanes);
         out = scratch.take<float>((call.dv + 15) / 16 * 16 * block_lanes);
         peak = scratch.take<float>(block_lanes);
         sum = scratch.take<float>(block_lanes);

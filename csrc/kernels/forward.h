@@ -1,6 +1,7 @@
 // The forward of one block: its queries against all the keys that they may see (Dao et al. 2022, algorithm 1).
 #pragma once
 
+#include "answer.h"
 #include "microkernel.h"
 #include "pairs.h"
 #include "scores.h"
@@ -26,7 +27,7 @@ inline void score_run(const Block& block, const Panel& keys, int64_t d, const Ru
 inline void mix_run(const Block& block, const Panel& values, int64_t dv, const Run& run, const float* fade) {
     float* out = block.out;
     product<Floats, Walk::across_rows>(
-        values.data + run.low * values.stride, values.stride, dv, block.scores + run.low * block_lanes, block_lanes,
+        values.data + run.low * values.stride, values.stride, dv, block.weights + run.low * block_lanes, block_lanes,
         run.count, run.v0, run.v1, [&](int64_t row, int v, const auto& sums) __attribute__((always_inline)) {
             for_each(sums, [&](int r, int i, vf sum) __attribute__((always_inline)) {
                 float* to = out + (row + r) * block_lanes + (v + i) * W;
@@ -65,15 +66,80 @@ struct FloatProducts {
     int64_t kv() const { return task.head / (call.Hq / call.Hkv); }
 };
 
+// The exponents of a block for all its keys, kept for the questions. Without questions: nothing.
+struct Kept {
+    struct Stretch {
+        int64_t low, count;
+    };
+    float* exponents = nullptr;  // [key][block_lanes], stretch after stretch
+    Stretch* stretches = nullptr;
+    int64_t count = 0, rows = 0;
+    bool in_place = false;  // of a piece: key low + j of the task is row j, whatever was passed over
+    int64_t first = 0;
+
+    // What a tile may write beyond the last key.
+    static constexpr int64_t beyond = 16;
+
+    static int64_t bytes(int64_t keys) {
+        return (keys + beyond) * block_lanes * 4 + (keys / chunk_keys + Ranges::capacity + 1) * 16 + 128;
+    }
+
+    void begin(Block& block, int64_t low, int64_t keys) {
+        if (exponents == nullptr) return;
+        if (in_place) rows = low - first;
+        if (stretches != nullptr) stretches[count++] = {low, keys};
+        block.scores = exponents + rows * block_lanes;
+    }
+
+    // Makes exponents of the scores; vectors that were passed over see nothing.
+    void end(const Block& block, const Run* runs, int found, float factor) {
+        if (exponents == nullptr) return;
+        for (int n = 0; n < found; ++n)
+            for (int64_t j = runs[n].low; j < runs[n].low + runs[n].count; ++j) {
+                float* row = block.scores + j * block_lanes;
+                for (int v = 0; v < block.vectors; ++v) {
+                    const bool seen = v >= runs[n].v0 && v < runs[n].v1;
+                    store(row + v * W, seen ? load(row + v * W) * factor : same(-__builtin_inff()));
+                }
+                ++rows;
+            }
+    }
+};
+
+// Answers the questions about a block from its exponents, which become weights on the way.
+struct Closing {
+    const Plan& plan;
+    const Task& task;
+    Answers answers;
+    float *weights, *values;
+
+    Closing(const Plan& of, const Task& at, const float* peak, const float* sum, float* weights_room, float* values_room,
+            Scratch& scratch)
+        : plan(of), task(at), answers(of, at, peak, sum, scratch), weights(weights_room), values(values_room) {}
+
+    void stretch(const float* exponents, int64_t low, int64_t count) {
+        const Call& call = *plan.call;
+        for (int64_t j = 0; j < count; j += chunk_keys) {
+            const int64_t here = count - j < chunk_keys ? count - j : chunk_keys;
+            answers.weigh(exponents + j * block_lanes, here, block_lanes, weights);
+            Panel panel{nullptr, 0};
+            if (answers.needs_values())
+                panel = stage(call.v, task.b, task.head / (call.Hq / call.Hkv), low + j, here, call.dv, values);
+            answers.take({low + j, here, exponents + j * block_lanes, weights, block_lanes}, panel);
+        }
+    }
+};
+
 // One chunk of keys: scores, softmax, values.
 template <class Products>
 inline void chunk(const Plan& plan, const Task& task, Block& block, Products& products, const Scaling& scaling,
-                  int64_t low, int64_t count) {
+                  int64_t low, int64_t count, Kept& kept) {
     const Call& call = *plan.call;
     const uint64_t* words = visible_words(plan, task, low, count, block.words) ? block.words : nullptr;
     Run runs[chunk_keys / run_keys + 1];
     const int found = runs_of(words, count, block.vectors, runs);
     if (found == 1 && runs[0].v0 == runs[0].v1) return;  // nobody sees anything here
+    kept.begin(block, low, count);
     alignas(64) float most[block_lanes], fade[block_lanes];
     for (int64_t lane = 0; lane < block_lanes; ++lane) most[lane] = -__builtin_inff();
     const bool extras = has_extras(call);
@@ -93,6 +159,7 @@ inline void chunk(const Plan& plan, const Task& task, Block& block, Products& pr
     for (; v + 2 <= block.vectors; v += 2) softmax(Number<2>{}, v);
     if (v < block.vectors) softmax(Number<1>{}, v);
     products.mix(low, count, runs, found, fade);
+    kept.end(block, runs, found, factor);
 }
 
 inline void start(const Call& call, const Task& task, Block& block, const Scaling& scaling) {
@@ -131,56 +198,82 @@ inline void finish(const Call& call, const Task& task, int64_t lanes, const floa
 }
 
 template <class Products>
-inline void all_chunks(const Plan& plan, const Task& task, Block& block, Products products, const Scaling& scaling) {
+inline void all_chunks(const Plan& plan, const Task& task, Block& block, Products products, const Scaling& scaling,
+                       Kept& kept) {
     products.begin(scaling);
     const Ranges ranges = visible_ranges(plan, task);
     for (int i = 0; i < ranges.count; ++i)
         for (int64_t low = ranges.part[i].low; low < ranges.part[i].high; low += chunk_keys) {
             const int64_t left = ranges.part[i].high - low;
-            chunk(plan, task, block, products, scaling, low, left < chunk_keys ? left : chunk_keys);
+            chunk(plan, task, block, products, scaling, low, left < chunk_keys ? left : chunk_keys, kept);
         }
     products.end();
 }
 
-void forward_block(const Plan& plan, const Task& task, char* memory, float* pieces) {
+void forward_block(const Plan& plan, const Task& task, char* memory, const Pieces& pieces) {
     const Call& call = *plan.call;
     Scratch scratch{memory};
     Block block(call, task, scratch);
     const Scaling scaling(call.scale);
     start(call, task, block, scaling);
+    Kept kept;
+    const bool asked = any_chosen(call, task);
+    if (asked && task.piece < 0) {
+        const int64_t keys = keys_in(visible_ranges(plan, task));
+        kept.exponents = scratch.take<float>((keys + Kept::beyond) * block_lanes);
+        kept.stretches = scratch.take<Kept::Stretch>(keys / chunk_keys + Ranges::capacity + 1);
+    } else if (asked) {
+        kept.exponents = pieces.exponents + task.piece * pieces.rows * block_lanes;
+        kept.in_place = true;
+        kept.first = task.keys.low;
+        for (int64_t i = 0; i < pieces.rows * block_lanes; i += W) store(kept.exponents + i, same(-__builtin_inff()));
+    }
 #if defined(CLEARHEAD_PAIRS)
     if (runs_on_pairs(call, scaling))
-        all_chunks(plan, task, block, PairProducts{call, task, block, PairBlock(call, scratch)}, scaling);
+        all_chunks(plan, task, block, PairProducts{call, task, block, PairBlock(call, scratch)}, scaling, kept);
     else
 #endif
-        all_chunks(plan, task, block, FloatProducts{call, task, block}, scaling);
-    if (task.piece < 0) return finish(call, task, block.lanes, block.out, block.peak, block.sum, block.room);
-    float* piece = pieces + task.piece * piece_floats(call, block_lanes);
-    __builtin_memcpy(piece, block.peak, block_lanes * 4);
-    __builtin_memcpy(piece + block_lanes, block.sum, block_lanes * 4);
-    __builtin_memcpy(piece + 2 * block_lanes, block.out, static_cast<size_t>(call.dv * block_lanes) * 4);
+        all_chunks(plan, task, block, FloatProducts{call, task, block}, scaling, kept);
+    if (task.piece >= 0) {
+        float* piece = pieces.results + task.piece * piece_floats(call, block_lanes);
+        __builtin_memcpy(piece, block.peak, block_lanes * 4);
+        __builtin_memcpy(piece + block_lanes, block.sum, block_lanes * 4);
+        __builtin_memcpy(piece + 2 * block_lanes, block.out, static_cast<size_t>(call.dv * block_lanes) * 4);
+        return;
+    }
+    finish(call, task, block.lanes, block.out, block.peak, block.sum, block.room);
+    if (!asked) return;
+    Closing closing(plan, task, block.peak, block.sum, block.weights, block.keys, scratch);
+    const float* exponents = kept.exponents;
+    for (int64_t i = 0; i < kept.count; ++i) {
+        closing.stretch(exponents, kept.stretches[i].low, kept.stretches[i].count);
+        exponents += kept.stretches[i].count * block_lanes;
+    }
+    closing.answers.close();
 }
 
-int64_t forward_block_bytes(const Plan& plan) {
+int64_t forward_block_bytes(const Plan& plan, int64_t keys) {
+    const Call& call = *plan.call;
+    int64_t bytes = Block::bytes(call);
 #if defined(CLEARHEAD_PAIRS)
-    return Block::bytes(*plan.call) + PairBlock::bytes(*plan.call);
-#else
-    return Block::bytes(*plan.call);
+    bytes += PairBlock::bytes(call);
 #endif
+    if (call.question_count > 0) bytes += Kept::bytes(keys) + Answers::bytes(call);
+    return bytes;
 }
 
 // Pieces over disjoint keys combine exactly when each brings its maximum and sum (Dao et al. 2022, section 3.1).
-void join_pieces(const Plan& plan, const Task& task, char* memory, const float* pieces, int64_t first, int64_t count) {
+void join_pieces(const Plan& plan, const Task& task, char* memory, const Pieces& pieces, int64_t first, int64_t count) {
     const Call& call = *plan.call;
     Scratch scratch{memory};
     Block block(call, task, scratch);
     const int64_t size = piece_floats(call, block_lanes);
     for (int64_t lane = 0; lane < block_lanes; lane += W) {
         vf peak = same(lowest), total{};
-        for (int64_t i = first; i < first + count; ++i) peak = larger(load(pieces + i * size + lane), peak);
+        for (int64_t i = first; i < first + count; ++i) peak = larger(load(pieces.results + i * size + lane), peak);
         for (int64_t t = 0; t < call.dv; ++t) store(block.out + t * block_lanes + lane, vf{});
         for (int64_t i = first; i < first + count; ++i) {
-            const float* piece = pieces + i * size;
+            const float* piece = pieces.results + i * size;
             const vf fade = exp2(load(piece + lane) - peak);
             total += load(piece + block_lanes + lane) * fade;
             for (int64_t t = 0; t < call.dv; ++t) {
@@ -192,6 +285,15 @@ void join_pieces(const Plan& plan, const Task& task, char* memory, const float* 
         store(block.sum + lane, total);
     }
     finish(call, task, block.lanes, block.out, block.peak, block.sum, block.room);
+    if (!any_chosen(call, task)) return;
+    Closing closing(plan, task, block.peak, block.sum, block.weights, block.keys, scratch);
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t low = i * (task.keys.high - task.keys.low);
+        const int64_t left = call.Lk - low;
+        closing.stretch(pieces.exponents + (first + i) * pieces.rows * block_lanes, low,
+                        left < task.keys.high - task.keys.low ? left : task.keys.high - task.keys.low);
+    }
+    closing.answers.close();
 }
 
 }  // namespace

@@ -301,7 +301,7 @@ struct PairProducts {
         fade_out(block, call.dv, fade);
         for (int i = 0; i < found; ++i) {
             const Run& run = runs[i];
-            pair_up(block.scores + run.low * block_lanes, run.count, run.v0, run.v1,
+            pair_up(block.weights + run.low * block_lanes, run.count, run.v0, run.v1,
                     pairs.weights + run.low / 2 * block_lanes);
             mix_pairs(block, pairs, call.dv, run);
         }

@@ -65,13 +65,14 @@ CLEARHEAD_INLINE void admit(Block& block, const Run* runs, int found, float fact
     for (int n = 0; n < found; ++n) {
         if (runs[n].v0 >= v + V || runs[n].v1 <= v) continue;
         for (int64_t j = runs[n].low; j < runs[n].low + runs[n].count; ++j) {
-            float* row = block.scores + j * block_lanes + v * W;
+            const float* row = block.scores + j * block_lanes + v * W;
+            float* to = block.weights + j * block_lanes + v * W;
             if (v == 0)
                 for (int64_t t = 0; t < ahead.columns; t += 16) __builtin_prefetch(ahead.data + j * ahead.stride + t);
 #pragma GCC unroll 8
             for (int i = 0; i < V; ++i) {
                 const vf weight = exp2(load(row + i * W) * factor - peak[i]);
-                store(row + i * W, weight);
+                store(to + i * W, weight);
                 total[i] += weight;
             }
         }

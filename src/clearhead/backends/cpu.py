@@ -17,6 +17,8 @@ from clearhead.backends.base import Request, Result, own_precision
 from clearhead.backends.differentiable import differentiable
 from clearhead.observables import MeanDistance, Observable
 
+Asked = tuple[questions.Question | None, ...]
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -40,19 +42,34 @@ class Cpu:
 
     def forward(self, request: Request) -> Result:
         """Return out, lse and the answers to all observables that the core knows."""
-        if request.carries_gradient:
-            with own_precision(request):
-                out, lse = differentiable(self, request)
-            return Result(out, lse if request.needs_lse else None)
-        asked: list[questions.Question | None] = []  # until the core answers questions
-        asked = [None for observable in request.observe]
-        out, lse = _run(request, tuple(q for q in asked if q is not None))
-        seen = tuple(None if q is None else q.result() for q in asked)
+        asked = tuple(questions.ask(request, observable) for observable in request.observe)
+        with own_precision(request):
+            if request.carries_gradient:
+                out, lse = differentiable(_Pass(asked), request)
+            else:
+                out, lse = _run(request, asked)
+        seen = tuple(None if question is None else question.result() for question in asked)
         return Result(out, lse if request.needs_lse else None, seen)
+
+    @torch.no_grad()
+    def observe(self, request: Request, result: Result, observables: Sequence[Observable]) -> tuple[Any, ...]:
+        """Answer what the core has no question for (observables of a user's own) from tiles."""
+        assert result.lse is not None
+        with own_precision(request):
+            return tiles.observe(request, result.lse, observables)
+
+
+class _Pass:
+    """The two passes of one call."""
+
+    name = "cpu"
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
 
     def compute(self, request: Request) -> tuple[Tensor, Tensor]:
         """Return out and lse, without gradients."""
-        return _run(request, ())
+        return _run(request, self.asked)
 
     def gradients(
         self, request: Request, out: Tensor, lse: Tensor, grad_out: Tensor | None, grad_lse: Tensor | None
@@ -60,15 +77,8 @@ class Cpu:
         """Return the gradients of q, k and v from the core; of biases and sinks from tiles."""
         return tiles.backward(request, out, lse, grad_out, grad_lse)
 
-    @torch.no_grad()
-    def observe(self, request: Request, result: Result, observables: Sequence[Observable]) -> tuple[Any, ...]:
-        """Answer what `forward` could not: from the core where it knows the question, else from tiles."""
-        assert result.lse is not None
-        with own_precision(request):
-            return tiles.observe(request, result.lse, observables)
 
-
-def _run(request: Request, asked: tuple[questions.Question, ...]) -> tuple[Tensor, Tensor]:
+def _run(request: Request, asked: Asked) -> tuple[Tensor, Tensor]:
     s, q = request.shape, request.q
     core = native.core()
     assert core is not None
@@ -92,7 +102,7 @@ def _run(request: Request, asked: tuple[questions.Question, ...]) -> tuple[Tenso
         0 if sink is None else sink.data_ptr(),
         (out.data_ptr(), flatten.TYPES[q.dtype], *out.stride()[:3]),
         lse.data_ptr(),
-        tuple(question.flat for question in asked) or None,
+        tuple(question.flat for question in asked if question is not None) or None,
         torch.get_num_threads(),
     )
     return out, lse

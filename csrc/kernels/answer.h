@@ -1,0 +1,424 @@
+// Questions answered from final weights, a run of keys at a time: weight = 2^(exponent - peak) / sum.
+//
+// Every kind is a few vector operations per key with queries in the lanes. Sums over a stretch of keys are made
+// apart and added afterwards, so that long rows lose no digits. Sums over queries meet those of other threads:
+// they are kept as integers (fixed point), which add up to the same bits in any order.
+#pragma once
+
+#include "block.h"
+#include "microkernel.h"
+
+namespace clearhead {
+namespace {
+
+constexpr double fixed_point = 0x1p40;             // weights are at most 1: 2^22 queries fit
+constexpr int64_t not_a_number = int64_t{1} << 62;  // this bit of a fixed-point sum says that a term was NaN
+
+CLEARHEAD_INLINE void add_fixed(int64_t* to, float x) {
+    if (x == x) {
+        if (x != 0.0f) __atomic_fetch_add(to, static_cast<int64_t>(static_cast<double>(x) * fixed_point + 0.5), __ATOMIC_RELAXED);
+    } else {
+        __atomic_fetch_or(to, not_a_number, __ATOMIC_RELAXED);
+    }
+}
+
+// The larger of two floats >= 0 whatever the order of threads: their bits compare as integers. NaN is largest.
+CLEARHEAD_INLINE void raise_to(float* to, float x) {
+    uint32_t mine, theirs;
+    __builtin_memcpy(&mine, &x, 4);
+    mine &= 0x7fffffffu;
+    uint32_t* place = reinterpret_cast<uint32_t*>(to);
+    theirs = __atomic_load_n(place, __ATOMIC_RELAXED);
+    while (mine > theirs && !__atomic_compare_exchange_n(place, &theirs, mine, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
+}
+
+// Keys in order, `stride` floats apart: exponents and weights of a task's lanes.
+struct Weighed {
+    int64_t low, count;
+    const float *exponents, *weights;
+    int64_t stride;
+};
+
+// One question in one task.
+struct Answer {
+    const Question* question;
+    int64_t number;      // among the call's questions
+    uint64_t chosen;     // the lanes that it asks about
+    float* state;        // what was gathered so far
+};
+
+CLEARHEAD_INLINE int64_t state_floats(const Question& question, const Call& call) {
+    switch (question.kind) {
+        case Question::Kind::entropy:
+        case Question::Kind::max_weight:
+        case Question::Kind::mean_distance: return block_lanes;
+        case Question::Kind::segment_mass: return question.segments * block_lanes;
+        case Question::Kind::segment_output:
+        case Question::Kind::segment_norm: return question.segments * call.dv * block_lanes;
+        case Question::Kind::top_keys: return 2 * question.count * block_lanes;
+        case Question::Kind::pooled_mean:
+        case Question::Kind::pooled_max: return question.map_columns * block_lanes;
+        case Question::Kind::key_mass:
+        case Question::Kind::weights: return 0;
+    }
+    return 0;
+}
+
+// The lanes of a task whose queries a question asks about.
+inline uint64_t chosen_lanes(const Question& question, const Task& task) {
+    uint64_t chosen = 0;
+    for (int64_t i = 0; i < task.queries; ++i)
+        chosen |= static_cast<uint64_t>(question.place[task.query + i] >= 0) << i;
+    uint64_t all = 0;
+    for (int64_t g = 0; g < task.heads; ++g) all |= chosen << (g * task.queries);
+    return all;
+}
+
+inline bool any_chosen(const Call& call, const Task& task) {
+    for (int64_t i = 0; i < call.question_count; ++i)
+        if (chosen_lanes(call.questions[i], task) != 0) return true;
+    return false;
+}
+
+// All questions that ask about a task's queries.
+class Answers {
+  public:
+    static constexpr int most = 32;  // questions in one call
+
+    // peak, sum: [block_lanes], final.
+    Answers(const Plan& plan, const Task& task, const float* peak, const float* sum, Scratch& scratch)
+        : plan_(plan), call_(*plan.call), task_(task), lanes_(task.queries * task.heads),
+          vectors_(static_cast<int>((lanes_ + W - 1) / W)), sum_(sum) {
+        for (int64_t lane = 0; lane < block_lanes; lane += W) {
+            const vf total = load(sum + lane);
+            store(share_ + lane, choose(total == 0.0f, same(0.0f), 1.0f / total));
+            store(norm_ + lane, load(peak + lane) + choose(total == 0.0f, same(0.0f), log2(total)));
+            store(peak_ + lane, load(peak + lane));
+            for (int i = 0; i < W; ++i) query_[lane + i] = static_cast<float>((lane + i) % task.queries);
+        }
+        for (int64_t i = 0; i < call_.question_count; ++i) {
+            const Question& question = call_.questions[i];
+            const uint64_t chosen = chosen_lanes(question, task);
+            if (chosen == 0) continue;
+            const int64_t floats = state_floats(question, call_);
+            Answer& answer = open_[count_++];
+            answer = {&question, i, chosen, scratch.take<float>(floats)};
+            for (int64_t k = 0; k < floats; k += W) store(answer.state + k, vf{});
+            if (question.kind == Question::Kind::top_keys) {
+                int32_t* index = reinterpret_cast<int32_t*>(answer.state + question.count * block_lanes);
+                for (int64_t k = 0; k < question.count * block_lanes; ++k) index[k] = -1;
+            }
+        }
+    }
+
+    // Memory for the states of all questions, in bytes.
+    static int64_t bytes(const Call& call) {
+        int64_t floats = 0;
+        for (int64_t i = 0; i < call.question_count; ++i) floats += state_floats(call.questions[i], call) + 16;
+        return floats * 4;
+    }
+
+    // The weights of some keys from their exponents, `stride` floats from key to key in both.
+    void weigh(const float* exponents, int64_t count, int64_t stride, float* weights) const {
+        for (int v = 0; v < vectors_; ++v) {
+            const vf peak = load(peak_ + v * W), share = load(share_ + v * W);
+            for (int64_t j = 0; j < count; ++j)
+                store(weights + j * stride + v * W, exp2(load(exponents + j * stride + v * W) - peak) * share);
+        }
+    }
+
+    // Takes some keys; every key that is visible to anyone comes once. values: rows of v for the same keys.
+    void take(const Weighed& keys, const Panel& values) {
+        for (int i = 0; i < count_; ++i) {
+            const Answer& answer = open_[i];
+            switch (answer.question->kind) {
+                case Question::Kind::entropy: entropy(answer, keys); break;
+                case Question::Kind::max_weight: largest(answer.state, keys); break;
+                case Question::Kind::mean_distance: distance(answer, keys); break;
+                case Question::Kind::segment_mass: segments(answer, keys); break;
+                case Question::Kind::segment_output:
+                case Question::Kind::segment_norm: outputs(answer, keys, values); break;
+                case Question::Kind::top_keys: top(answer, keys); break;
+                case Question::Kind::key_mass: received(answer, keys); break;
+                case Question::Kind::pooled_mean:
+                case Question::Kind::pooled_max: pool(answer, keys); break;
+                case Question::Kind::weights: copy(answer, keys); break;
+            }
+        }
+    }
+
+    bool needs_values() const {
+        for (int i = 0; i < count_; ++i)
+            if (open_[i].question->kind == Question::Kind::segment_output || open_[i].question->kind == Question::Kind::segment_norm)
+                return true;
+        return false;
+    }
+
+    // Writes what was gathered to the results.
+    void close() const {
+        for (int i = 0; i < count_; ++i) {
+            const Answer& answer = open_[i];
+            const Question& question = *answer.question;
+            switch (question.kind) {
+                case Question::Kind::entropy:
+                case Question::Kind::max_weight:
+                case Question::Kind::mean_distance: write(answer, 1, [&](int64_t, int64_t lane) { return settled(answer.state[lane], lane); }); break;
+                case Question::Kind::segment_mass:
+                    write(answer, question.segments, [&](int64_t s, int64_t lane) { return answer.state[s * block_lanes + lane]; });
+                    break;
+                case Question::Kind::segment_output:
+                    write(answer, question.segments * call_.dv, [&](int64_t s, int64_t lane) { return answer.state[s * block_lanes + lane]; });
+                    break;
+                case Question::Kind::segment_norm:
+                    write(answer, question.segments, [&](int64_t s, int64_t lane) { return length(answer.state + s * call_.dv * block_lanes + lane); });
+                    break;
+                case Question::Kind::top_keys: write_top(answer); break;
+                case Question::Kind::pooled_mean:
+                case Question::Kind::pooled_max: write_pooled(answer); break;
+                case Question::Kind::key_mass:
+                case Question::Kind::weights: break;  // written key by key
+            }
+        }
+    }
+
+  private:
+    void entropy(const Answer& answer, const Weighed& keys) const {
+        for (int v = 0; v < vectors_; ++v) {
+            const vf norm = load(norm_ + v * W);
+            vf total{};
+            for (int64_t j = 0; j < keys.count; ++j) {
+                const vf weight = load(keys.weights + j * keys.stride + v * W);
+                const vf term = weight * ((norm - load(keys.exponents + j * keys.stride + v * W)) * ln_2);
+                total += choose(weight == 0.0f, same(0.0f), term);  // 0 log 0 = 0
+            }
+            store(answer.state + v * W, load(answer.state + v * W) + total);
+        }
+    }
+
+    void largest(float* state, const Weighed& keys) const {
+        for (int v = 0; v < vectors_; ++v) {
+            vf high = load(state + v * W);
+            for (int64_t j = 0; j < keys.count; ++j) high = larger(load(keys.weights + j * keys.stride + v * W), high);
+            store(state + v * W, high);
+        }
+    }
+
+    void distance(const Answer& answer, const Weighed& keys) const {
+        const Mask& m = call_.mask;
+        const int64_t first = m.offset[task_.b * m.offset_batch] + task_.query - m.key_offset - keys.low;
+        for (int v = 0; v < vectors_; ++v) {
+            const vf query = load(query_ + v * W);
+            vf total{};
+            for (int64_t j = 0; j < keys.count; ++j) {
+                const vf apart = query + static_cast<float>(first - j);
+                total += load(keys.weights + j * keys.stride + v * W) * floats_of(bits_of(apart) & 0x7fffffff);
+            }
+            store(answer.state + v * W, load(answer.state + v * W) + total);
+        }
+    }
+
+    // Calls each(number, from, to) for every stretch of keys with the same number.
+    template <class Each>
+    void for_stretches(const Answer& answer, const Weighed& keys, const Each& each) const {
+        const int32_t* ids = answer.question->ids + task_.b * answer.question->ids_batch + keys.low;
+        for (int64_t from = 0, to = 0; from < keys.count; from = to) {
+            for (to = from + 1; to < keys.count && ids[to] == ids[from];) ++to;
+            each(ids[from], from, to);
+        }
+    }
+
+    void segments(const Answer& answer, const Weighed& keys) const {
+        for_stretches(answer, keys, [&](int32_t number, int64_t from, int64_t to) {
+            for (int v = 0; v < vectors_; ++v) {
+                vf total{};
+                for (int64_t j = from; j < to; ++j) total += load(keys.weights + j * keys.stride + v * W);
+                float* state = answer.state + number * block_lanes + v * W;
+                store(state, load(state) + total);
+            }
+        });
+    }
+
+    void outputs(const Answer& answer, const Weighed& keys, const Panel& values) const {
+        for_stretches(answer, keys, [&](int32_t number, int64_t from, int64_t to) {
+            float* state = answer.state + number * call_.dv * block_lanes;
+            product<Floats, Walk::across_rows>(
+                values.data + from * values.stride, values.stride, call_.dv, keys.weights + from * keys.stride, keys.stride,
+                to - from, 0, vectors_, [&](int64_t row, int v, const auto& sums) __attribute__((always_inline)) {
+                    for_each(sums, [&](int r, int i, vf sum) __attribute__((always_inline)) {
+                        float* at = state + (row + r) * block_lanes + (v + i) * W;
+                        store(at, load(at) + sum);
+                    });
+                });
+        });
+    }
+
+    // Each lane's best weights, sorted; a key sinks in from the top, pushing what it beats one place down.
+    void top(const Answer& answer, const Weighed& keys) const {
+        const int64_t k = answer.question->count;
+        float* best = answer.state;
+        int32_t* index = reinterpret_cast<int32_t*>(answer.state + k * block_lanes);
+        for (int64_t j = 0; j < keys.count; ++j)
+            for (int v = 0; v < vectors_; ++v) {
+                vf weight = load(keys.weights + j * keys.stride + v * W);
+                if (!any(weight > load(best + (k - 1) * block_lanes + v * W))) continue;
+                vi number = same_int(static_cast<int32_t>(keys.low + j));
+                for (int64_t place = 0; place < k; ++place) {
+                    float* held = best + place * block_lanes + v * W;
+                    vi_loose* mark = reinterpret_cast<vi_loose*>(index + place * block_lanes + v * W);
+                    const vf old = load(held);
+                    const vi before = *mark, beats = weight > old;
+                    store(held, choose(beats, weight, old));
+                    *mark = beats ? number : before;
+                    weight = choose(beats, old, weight);
+                    number = beats ? before : number;
+                }
+            }
+    }
+
+    // The sum over the chosen lanes of each head, W keys at a time.
+    void received(const Answer& answer, const Weighed& keys) const {
+        for (int64_t g = 0; g < task_.heads; ++g) {
+            const uint64_t word = answer.chosen & bits_between(g * task_.queries, (g + 1) * task_.queries);
+            if (word == 0) continue;
+            int64_t* sums = plan_.sums[answer.number] + (task_.b * call_.Hq + task_.head + g) * call_.Lk + keys.low;
+            for (int64_t j = 0; j < keys.count; j += W) {
+                const int64_t here = keys.count - j < W ? keys.count - j : W;
+                vf x[W];
+                for (int64_t i = 0; i < W; ++i) {
+                    x[i] = vf{};
+                    if (i < here)
+                        for (int v = 0; v < vectors_; ++v)
+                            x[i] += choose(lanes_in(word >> (v * W)), load(keys.weights + (j + i) * keys.stride + v * W), vf{});
+                }
+                transpose(x);
+                vf total{};
+                for (int i = 0; i < W; ++i) total += x[i];
+                float each[W];
+                store(each, total);
+                for (int64_t i = 0; i < here; ++i) add_fixed(sums + j + i, each[i]);
+            }
+        }
+    }
+
+    int64_t column_of(const Answer& answer, int64_t key) const {
+        return ((key + 1) * answer.question->map_columns - 1) / call_.Lk;
+    }
+
+    void pool(const Answer& answer, const Weighed& keys) const {
+        const bool most_of = answer.question->kind == Question::Kind::pooled_max;
+        for (int64_t from = 0, to = 0; from < keys.count; from = to) {
+            const int64_t column = column_of(answer, keys.low + from);
+            for (to = from + 1; to < keys.count && column_of(answer, keys.low + to) == column;) ++to;
+            float* state = answer.state + column * block_lanes;
+            for (int v = 0; v < vectors_; ++v) {
+                vf total{}, high = load(state + v * W);
+                for (int64_t j = from; j < to; ++j) {
+                    const vf weight = load(keys.weights + j * keys.stride + v * W);
+                    total += weight;
+                    high = larger(weight, high);
+                }
+                store(state + v * W, most_of ? high : load(state + v * W) + total);
+            }
+        }
+    }
+
+    void copy(const Answer& answer, const Weighed& keys) const {
+        for_chosen(answer, [&](int64_t lane, int64_t result) {
+            float* out = answer.question->out + result * call_.Lk + keys.low;
+            for (int64_t j = 0; j < keys.count; ++j) out[j] = keys.weights[j * keys.stride + lane];
+        });
+    }
+
+    // ------------------------------------------------------------------ results
+
+    // Calls each(lane, number of the result row) for the chosen lanes.
+    template <class Each>
+    void for_chosen(const Answer& answer, const Each& each) const {
+        for (int64_t lane = 0; lane < lanes_; ++lane) {
+            if (!(answer.chosen >> lane & 1)) continue;
+            const int64_t head = task_.head + lane / task_.queries, query = task_.query + lane % task_.queries;
+            each(lane, (task_.b * call_.Hq + head) * answer.question->R + answer.question->place[query]);
+        }
+    }
+
+    template <class Value>
+    void write(const Answer& answer, int64_t width, const Value& value) const {
+        for_chosen(answer, [&](int64_t lane, int64_t result) {
+            float* out = answer.question->out + result * width;
+            for (int64_t i = 0; i < width; ++i) out[i] = value(i, lane);
+        });
+    }
+
+    // A number that cannot be below 0 (rounding may leave -1e-7), NaN where the row's sum is.
+    float settled(float x, int64_t lane) const {
+        if (!(sum_[lane] == sum_[lane])) return sum_[lane];
+        return x > 0.0f ? x : x == x ? 0.0f : x;
+    }
+
+    float length(const float* from) const {
+        double total = 0;
+        for (int64_t t = 0; t < call_.dv; ++t) total += static_cast<double>(from[t * block_lanes]) * from[t * block_lanes];
+        return static_cast<float>(__builtin_sqrt(total));
+    }
+
+    void write_top(const Answer& answer) const {
+        const int64_t k = answer.question->count;
+        const int32_t* index = reinterpret_cast<const int32_t*>(answer.state + k * block_lanes);
+        for_chosen(answer, [&](int64_t lane, int64_t result) {
+            for (int64_t place = 0; place < k; ++place) {
+                const float weight = answer.state[place * block_lanes + lane];
+                answer.question->out[result * k + place] = sum_[lane] == sum_[lane] ? weight : sum_[lane];
+                answer.question->index[result * k + place] = weight > 0.0f ? index[place * block_lanes + lane] : -1;
+            }
+        });
+    }
+
+    void write_pooled(const Answer& answer) const {
+        const Question& question = *answer.question;
+        for (int64_t lane = 0; lane < lanes_;) {  // lanes of the same head and map row lie side by side
+            if (!(answer.chosen >> lane & 1)) {
+                ++lane;
+                continue;
+            }
+            const int64_t g = lane / task_.queries, row = map_row(question, lane);
+            int64_t end = lane + 1;
+            while (end < lanes_ && end / task_.queries == g && (!(answer.chosen >> end & 1) || map_row(question, end) == row)) ++end;
+            const int64_t cell = ((task_.b * call_.Hq + task_.head + g) * question.map_rows + row) * question.map_columns;
+            for (int64_t c = 0; c < question.map_columns; ++c) {
+                float total = 0.0f, high = 0.0f;
+                for (int64_t l = lane; l < end; ++l) {
+                    if (!(answer.chosen >> l & 1)) continue;
+                    const float x = answer.state[c * block_lanes + l];
+                    total += x;
+                    high = x > high ? x : high;
+                    if (!(sum_[l] == sum_[l])) high = sum_[l];
+                }
+                if (question.kind == Question::Kind::pooled_mean) {
+                    add_fixed(plan_.sums[answer.number] + cell + c, total);
+                } else {
+                    raise_to(question.out + cell + c, high);
+                }
+            }
+            lane = end;
+        }
+    }
+
+    int64_t map_row(const Question& question, int64_t lane) const {
+        const int64_t place = question.place[task_.query + lane % task_.queries];
+        return ((place + 1) * question.map_rows - 1) / question.R;
+    }
+
+    const Plan& plan_;
+    const Call& call_;
+    const Task& task_;
+    int64_t lanes_;
+    int vectors_;
+    const float* sum_;
+    int count_ = 0;
+    Answer open_[most];
+    alignas(64) float share_[block_lanes], norm_[block_lanes], peak_[block_lanes], query_[block_lanes];
+};
+
+}  // namespace
+}  // namespace clearhead
