@@ -1,4 +1,4 @@
-"""The one place that loads the compiled core, `clearhead._core`, and says why it is not there where it is not.
+"""The one place that loads the compiled core, `clearhead._core`, and says why where it is not there.
 
 `CLEARHEAD_ISA` in the environment chooses the instruction set when the core is first used.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -30,10 +31,11 @@ class Isa(NamedTuple):
 @cache
 def _loaded() -> tuple[ModuleType | None, str]:
     try:
-        from clearhead import _core
-    except ImportError as error:
-        if _MISSING.exists():
-            return None, f"it was installed without its C++ core: {_MISSING.read_text().strip()}"
+        _core = import_module("clearhead._core")
+    except ModuleNotFoundError:
+        why = _MISSING.read_text(encoding="utf-8").strip() if _MISSING.exists() else "it was not built"
+        return None, f"clearhead is installed without its C++ core: {why}"
+    except ImportError as error:  # it is there, but made for another machine or another Python
         return None, f"the C++ core cannot be loaded: {error}"
     wanted = os.environ.get("CLEARHEAD_ISA")
     if wanted:
@@ -42,7 +44,7 @@ def _loaded() -> tuple[ModuleType | None, str]:
 
 
 def core() -> ModuleType | None:
-    """The compiled core, or None. Raises ArgumentError if CLEARHEAD_ISA names no instruction set that runs."""
+    """The compiled core, or None. Raises ArgumentError if CLEARHEAD_ISA names nothing that runs here."""
     return _loaded()[0]
 
 
