@@ -15,7 +15,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ("", "look", "steps", "demo")
+COMMANDS = ("", "look", "steps", "demo", "doctor")
+UNSAID = ("py.typed", "_core_missing.txt")
 EXITS = """\
 Exit codes: 0, 2 for bad usage or bad input (with a message that names it), 130 when stopped by Ctrl-C.
 
@@ -32,10 +33,13 @@ instruments  look/  evidence/                           tables, steps, what a ma
 record       trace/                                     what one model run looked at, saved and loaded
 models       models/                                    prompts, the transformers adapter, loading
 front door   front_door.py                              attention(): checks, choice of a backend, observables
-backends     backends/                                  reference (the oracle), sdpa, and the tiles it uses
+backends     backends/                                  cpu (C++ core), sdpa, tiles, reference (the oracle)
 questions    observables/                               what can be asked of the weights
-words        visibility.py mask.py segments.py shapes.py errors.py
+words        visibility.py mask.py bias.py segments.py shapes.py errors.py
 ```
+
+Below lies the C++ core, csrc/: kernels/ is compiled once per instruction set, core/ cuts a call into tasks,
+and bind/ makes it the Python module `clearhead._core`, which knows addresses and no tensors.
 """
 
 
@@ -63,11 +67,15 @@ def cli_page() -> str:
 def remark(path: Path) -> str:
     """What a file says of itself: the first line of its docstring, its first heading or comment."""
     text = path.read_text(encoding="utf-8")
-    if path.suffix == ".py":
+    if path.suffix in (".py", ".pyi"):
         doc = ast.get_docstring(ast.parse(text)) or ""
         return doc.split("\n\n")[0].replace("\n", " ")
     if path.suffix == ".md":
         return next((line.lstrip("# ") for line in text.splitlines() if line.startswith("#")), "")
+    if path.suffix in (".h", ".cpp"):  # the first sentence
+        opening = re.match(r"(?://[^\n]*\n)*", text)
+        words = " ".join(line.lstrip("/ ") for line in opening.group().splitlines()) if opening else ""
+        return re.split(r"(?<=\.)\s(?=[A-Z])", words)[0]
     found = re.search(r"^\s*(?://|/\*+|<!--)\s*(.+?)\s*(?:\*/|-->)?$", text, re.MULTILINE)
     return found.group(1) if found and path.suffix in (".js", ".css", ".html") else ""
 
@@ -78,11 +86,11 @@ def tree_page() -> str:
         "# Where everything is\n\n<!-- made by `make docs` from the files themselves; do not edit -->\n",
         FLOORS,
     ]
-    for folder in ("src/clearhead", "tests", "benchmarks", "docs"):
+    for folder in ("src/clearhead", "csrc", "tests", "benchmarks", "docs"):
         lines.append(f"## {folder}/\n\n| file | what it is |\n|---|---|")
         for path in sorted((ROOT / folder).rglob("*"), key=lambda p: (p.parent.as_posix(), p.name)):
             ignored = any(part.startswith((".", "__pycache__")) for part in path.relative_to(ROOT).parts)
-            if path.is_dir() or ignored or path.suffix in (".json", ".pyc") or path.name == "py.typed":
+            if path.is_dir() or ignored or path.suffix in (".json", ".pyc", ".so") or path.name in UNSAID:
                 continue
             said = remark(path).replace("|", "\\|")
             lines.append(f"| `{path.relative_to(ROOT / folder).as_posix()}` | {said} |")

@@ -8,6 +8,7 @@ import typer
 
 from clearhead import __version__
 from clearhead.cli.demo import demo
+from clearhead.cli.doctor import doctor
 from clearhead.cli.look import look
 from clearhead.cli.steps import steps
 
@@ -45,3 +46,4 @@ app.command(
     epilog='Example: clearhead steps "The animal slept because it was tired." --token it',
 )(steps)
 app.command(short_help="One web page, plain and with a planted instruction, side by side.")(demo)
+app.command(short_help="What attention runs on here, and what is wrong with it.")(doctor)
