@@ -95,7 +95,7 @@ def call(q: Any = Q, k: Any = K, v: Any = K, **more: Any) -> Any:
         (
             lambda: call(backend="flash"),
             errors.ArgumentError,
-            "backend must be one of sdpa, reference or None, got 'flash'",
+            "backend must be one of cpu, sdpa, reference or None, got 'flash'",
         ),
         (
             lambda: call(observe=[ch.Entropy]),
