@@ -30,7 +30,7 @@ def describe(*, ceilings: bool = True) -> dict[str, Any]:
     about: dict[str, Any] = {
         "architecture": platform.machine(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "instruction_sets": [name for name in INSTRUCTION_SETS if name in _flags()],
+        "instruction_sets": [name for name in INSTRUCTION_SETS if name in instruction_flags()],
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "system": platform.system(),
         "python": platform.python_version(),
@@ -74,7 +74,8 @@ def best(run: Callable[[], object], repeats: int = 5) -> float:
     return min(times)
 
 
-def _flags() -> set[str]:
+def instruction_flags() -> set[str]:
+    """What the processor says it has, in the system's words; nothing where it does not say."""
     cpuinfo = Path("/proc/cpuinfo")
     found: set[str] = set()
     if cpuinfo.exists():
@@ -83,6 +84,17 @@ def _flags() -> set[str]:
             if name.strip() in ("flags", "Features"):
                 found |= set(value.split())
     return found
+
+
+def processor() -> str:
+    """The processor's name, for a screen: results do not keep it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    named = {name.strip(): value.strip() for name, value in fields.items()}
+    family = "/".join(named[name] for name in ("cpu family", "model") if name in named)
+    name = named.get("model name", platform.processor() or platform.machine())
+    return f"{name} (family/model {family})" if family else name
 
 
 def _version(package: str) -> str | None:

@@ -31,15 +31,20 @@ def arguments(about: str | None, *, text: bool = False) -> argparse.ArgumentPars
     return parser
 
 
-def save(name: str, options: argparse.Namespace, figures: dict[str, Any], **more: Any) -> None:
-    """Write a benchmark's JSON; with --quick only where --out says so."""
+def save(
+    name: str, options: argparse.Namespace, figures: dict[str, Any], *, script: str = "", **more: Any
+) -> None:
+    """Write a benchmark's JSON; with --quick only where --out says so.
+
+    script: the program's name, where the JSON has another.
+    """
     target = options.out or (None if options.quick else RESULTS / f"{name}.json")
     if target is None:
         print("\n--quick: nothing written")
         return
     results = {
         "benchmark": name,
-        "command": command(name, options),
+        "command": command(script or name, options),
         "date": datetime.date.today().isoformat(),
         "machine": describe(),
         "figures": figures,
@@ -53,7 +58,7 @@ def save(name: str, options: argparse.Namespace, figures: dict[str, Any], **more
 def command(name: str, options: argparse.Namespace) -> str:
     """The command as one types it in the project's folder; of a text only its name is told."""
     words = [f"python benchmarks/{name}.py"]
-    for given in ("threads", "seconds"):
+    for given in ("threads", "seconds", "isa"):
         if getattr(options, given, None):
             words.append(f"--{given} {getattr(options, given)}")
     if getattr(options, "text", None):
