@@ -244,7 +244,7 @@ def test_a_backend_refuses_with_its_reason_and_the_next_one_is_asked() -> None:
             registry.register(Picky())
     finally:
         registry.unregister("picky")
-    assert registry.names() == ("sdpa", "reference")
+    assert registry.names() == ("cpu", "sdpa", "reference")
 
 
 def test_every_error_is_a_clearhead_error_and_says_when_it_happens() -> None:

@@ -81,8 +81,8 @@ def attention(
     (torch.Size([1, 4, 5, 8]), torch.Size([1, 4, 5]), 0.0)
     """
     shape = check_qkv(q, k, v)
-    by_distance = None
-    if isinstance(bias, RelativePosition):
+    by_distance: RelativePosition | None = None
+    if bias is not None and isinstance(bias, RelativePosition):
         by_distance, bias = bias, None
     if mask is None:
         who = _NO_MASK
@@ -97,16 +97,10 @@ def attention(
         bias = check_bias(bias, shape, q)
     if sink_logits is not None:
         sink_logits = check_sink_logits(sink_logits, shape, q)
-    if scale is None:
-        scale = 1 / math.sqrt(shape.d)
-    _check_numbers(scale, softcap, dropout, q.dtype)
-    if isinstance(observe, Observable):
-        observe = (observe,)
-    if not isinstance(observe, Sequence):
-        raise ArgumentError(f"observe must hold observables such as Entropy(), got {observe!r}")
-    for item in observe:
-        if not isinstance(item, Observable):
-            raise ArgumentError(f"observe must hold observables such as Entropy(), got {item!r}")
+    scale = 1 / math.sqrt(shape.d) if scale is None else _checked_scale(scale, q.dtype)
+    if softcap is not None or dropout != 0.0:
+        _check_numbers(softcap, dropout)
+    asked = observe if observe == () else _checked_observables(observe)
     visibility = Visibility.of(who, shape.B, shape.Hq, shape.Lq, shape.Lk, q.device)
     request = Request(
         q,
@@ -114,22 +108,22 @@ def attention(
         v,
         shape,
         visibility,
-        float(scale),
+        scale,
         softcap,
         bias,
         sink_logits,
         dropout,
         int(torch.randint(2**62, ()).item()) if dropout else 0,
-        return_lse or bool(observe),
-        tuple(observe),
+        return_lse or asked != (),
+        asked,
         None if by_distance is None else _distances(by_distance, visibility, shape.Hq, q),
     )
     chosen = registry.choose(request, backend)
     result = chosen.forward(request)
-    if not return_lse and not observe:
+    if not request.needs_lse:
         return result.out
     answer: tuple[Any, ...] = (result.out, result.lse) if return_lse else (result.out,)
-    if observe:
+    if asked:
         answer = (*answer, _answers(chosen, request, result))
     return answer
 
@@ -158,10 +152,25 @@ def _distances(bias: RelativePosition, visibility: Visibility, Hq: int, q: Tenso
     return Distances(values.contiguous(), first)
 
 
-def _check_numbers(scale: float, softcap: float | None, dropout: float, dtype: torch.dtype) -> None:
+def _checked_observables(observe: Sequence[Observable] | Observable) -> tuple[Observable, ...]:
+    if isinstance(observe, Observable):
+        return (observe,)
+    if not isinstance(observe, Sequence):
+        raise ArgumentError(f"observe must hold observables such as Entropy(), got {observe!r}")
+    for item in observe:
+        if not isinstance(item, Observable):
+            raise ArgumentError(f"observe must hold observables such as Entropy(), got {item!r}")
+    return tuple(observe)
+
+
+def _checked_scale(scale: float, dtype: torch.dtype) -> float:
     largest = torch.finfo(compute_dtype(dtype)).max
     if not isinstance(scale, int | float) or isinstance(scale, bool) or not -largest <= scale <= largest:
         raise ArgumentError(f"scale must be a finite number (of {compute_dtype(dtype)}), got {scale!r:.40}")
+    return float(scale)
+
+
+def _check_numbers(softcap: float | None, dropout: float) -> None:
     if softcap is not None and (not isinstance(softcap, int | float) or not 0 < softcap < math.inf):
         raise ArgumentError(f"softcap must be a positive number or None, got {softcap!r}")
     if not isinstance(dropout, int | float) or not 0 <= dropout < 1:

@@ -72,7 +72,7 @@ class Visibility:
     def of(mask: Mask, B: int, Hq: int, Lq: int, Lk: int, device: torch.device) -> Visibility:
         """Return the mask bound to these sizes; the layers of a model share one."""
         key = (B, Hq, Lq, Lk, device)
-        last: tuple[object, Visibility] | None = getattr(mask, "_bound", None)
+        last: tuple[object, Visibility] | None = mask.__dict__.get("_bound")
         if last is None or last[0] != key:
             last = (key, Visibility(mask, *key))
             object.__setattr__(mask, "_bound", last)

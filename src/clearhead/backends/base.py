@@ -50,12 +50,13 @@ class Request:
         """Whether a gradient can reach any input."""
         if not torch.is_grad_enabled():
             return False
-        extra = (self.bias, self.sink_logits, None if self.relative is None else self.relative.values)
         return (
             self.q.requires_grad
             or self.k.requires_grad
             or self.v.requires_grad
-            or any(t is not None and t.requires_grad for t in extra)
+            or (self.bias is not None and self.bias.requires_grad)
+            or (self.sink_logits is not None and self.sink_logits.requires_grad)
+            or (self.relative is not None and self.relative.values.requires_grad)
         )
 
     def setting(self, observable: Observable) -> Setting:
@@ -85,7 +86,11 @@ class Result(NamedTuple):
 
 
 class Backend(Protocol):
-    """Computes attention and answers observables."""
+    """Computes attention and answers observables.
+
+    It may also have `declines(request) -> str | None`: the reason why another backend is the better choice
+    for a request that it could do, as a sentence, or None. It is asked only where no backend was named.
+    """
 
     name: str
 

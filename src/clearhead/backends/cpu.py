@@ -15,7 +15,7 @@ from torch import Tensor
 from clearhead.backends import flatten, native, questions, tiles
 from clearhead.backends.base import Request, Result, own_precision
 from clearhead.backends.differentiable import differentiable
-from clearhead.observables import MeanDistance, Observable
+from clearhead.observables import Observable
 
 Asked = tuple[questions.Question | None, ...]
 
@@ -29,27 +29,30 @@ class Cpu:
 
     def supports(self, request: Request) -> str | None:
         """float32, bfloat16 and float16 on the CPU, everything but dropout."""
+        q = request.q
+        if q.is_cpu and q.dtype in DTYPES and not request.dropout and native.core() is not None:
+            return None
         if native.core() is None:
             return native.why_not()
-        if request.q.device.type != "cpu":
-            return f"{request.q.device} is not supported (the CPU is); use backend='sdpa'"
-        if request.q.dtype not in DTYPES:
-            kind = str(request.q.dtype).removeprefix("torch.")
-            return f"{kind} is not supported (float32, bfloat16 and float16 are); use backend='sdpa'"
+        if not q.is_cpu:
+            return f"{q.device} is not supported (the CPU is); use backend='sdpa'"
         if request.dropout:
             return "dropout is not supported; use backend='sdpa'"
+        kind = str(q.dtype).removeprefix("torch.")
+        return f"{kind} is not supported (float32, bfloat16 and float16 are); use backend='sdpa'"
+
+    def declines(self, request: Request) -> str | None:
+        """None: it takes whatever it can."""
         return None
 
     def forward(self, request: Request) -> Result:
         """Return out, lse and the answers to all observables that the core knows."""
-        asked = tuple(questions.ask(request, observable) for observable in request.observe)
-        with own_precision(request):
-            if request.carries_gradient:
-                out, lse = differentiable(_Pass(asked), request)
-            else:
-                out, lse = _run(request, asked)
-        seen = tuple(None if question is None else question.result() for question in asked)
-        return Result(out, lse if request.needs_lse else None, seen)
+        asked = tuple(questions.ask(request, o) for o in request.observe) if request.observe else ()
+        if request.carries_gradient:
+            with own_precision(request):
+                out, lse = differentiable(_Passes(asked), request)
+            return Result(out, lse if request.needs_lse else None, _answers(asked))
+        return Result(*_run(request, asked, request.needs_lse), _answers(asked) if asked else ())
 
     @torch.no_grad()
     def observe(self, request: Request, result: Result, observables: Sequence[Observable]) -> tuple[Any, ...]:
@@ -59,7 +62,7 @@ class Cpu:
             return tiles.observe(request, result.lse, observables)
 
 
-class _Pass:
+class _Passes:
     """The two passes of one call."""
 
     name = "cpu"
@@ -69,7 +72,9 @@ class _Pass:
 
     def compute(self, request: Request) -> tuple[Tensor, Tensor]:
         """Return out and lse, without gradients."""
-        return _run(request, self.asked)
+        out, lse = _run(request, self.asked, True)
+        assert lse is not None
+        return out, lse
 
     def gradients(
         self, request: Request, out: Tensor, lse: Tensor, grad_out: Tensor | None, grad_lse: Tensor | None
@@ -78,40 +83,66 @@ class _Pass:
         return tiles.backward(request, out, lse, grad_out, grad_lse)
 
 
-def _run(request: Request, asked: Asked) -> tuple[Tensor, Tensor]:
-    s, q = request.shape, request.q
+def _answers(asked: Asked) -> tuple[Any, ...]:
+    return tuple(None if question is None else question.result() for question in asked)
+
+
+def _run(request: Request, asked: Asked, with_lse: bool) -> tuple[Tensor, Tensor | None]:
+    """One pass of the core. out lies in memory as q does where it can (models keep heads inside tokens)."""
+    shape, q, k, v = request.shape, request.q, request.k, request.v
+    if q.is_neg() or k.is_neg() or v.is_neg():  # lazily negated views of complex numbers
+        q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
+    out = torch.empty_like(q) if shape.d == shape.dv else q.new_empty((*shape[:2], shape.Lq, shape.dv))
+    by_batch, by_head, by_row, by_column = out.stride()
+    if by_column != 1:
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        by_batch, by_head, by_row, _ = out.stride()
+    lse = torch.empty(shape.B, shape.Hq, shape.Lq) if with_lse else None
+    plain = request.bias is None and request.relative is None and request.sink_logits is None
+    bias, relative, sink, held = _NOTHING if plain else _extras(request)
+    asks = tuple(question.flat for question in asked if question is not None) if asked else None
+    kind = flatten.TYPES[q.dtype]
     core = native.core()
     assert core is not None
-    out = torch.empty(s.B, s.Hq, s.Lq, s.dv, dtype=q.dtype)
-    lse = torch.empty(s.B, s.Hq, s.Lq, dtype=torch.float32)
-    bias, sink = _as_read(request.bias), _as_read(request.sink_logits, torch.float32)
-    values = None if request.relative is None else _as_read(request.relative.values, torch.float32)
-    positions = request.relative is not None or any(isinstance(o, MeanDistance) for o in request.observe)
     core.forward(
-        (s.B, s.Hq, s.Hkv, s.Lq, s.Lk, s.d, s.dv),
-        flatten.rows(q),
-        flatten.rows(request.k),
-        flatten.rows(request.v),
-        flatten.mask(request.visibility, positions=positions),
+        shape,
+        (q.data_ptr(), kind, *q.stride()),
+        (k.data_ptr(), kind, *k.stride()),
+        (v.data_ptr(), kind, *v.stride()),
+        flatten.mask(request.visibility, positions=relative is not None or asks is not None),
         request.scale,
         request.softcap or 0.0,
-        flatten.bias(bias),
-        None
-        if values is None or request.relative is None
-        else flatten.relative(values, request.relative.first),
-        0 if sink is None else sink.data_ptr(),
-        (out.data_ptr(), flatten.TYPES[q.dtype], *out.stride()[:3]),
-        lse.data_ptr(),
-        tuple(question.flat for question in asked if question is not None) or None,
+        bias,
+        relative,
+        sink,
+        (out.data_ptr(), kind, by_batch, by_head, by_row),
+        0 if lse is None else lse.data_ptr(),
+        asks,
         torch.get_num_threads(),
     )
+    del held  # only now may the memory go that the addresses above point to
     return out, lse
 
 
-def _as_read(tensor: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None:
-    """A small operand in a type that the core reads; biases of q's size are read as they are."""
-    if tensor is None:
-        return None
-    if dtype is None:
-        return tensor if tensor.dtype in flatten.TYPES else tensor.float()
-    return tensor.detach().to(dtype).contiguous()
+_Extras = tuple[tuple[int, ...] | None, tuple[int, int, int] | None, int, tuple[Tensor, ...]]
+_NOTHING: _Extras = (None, None, 0, ())
+
+
+def _extras(request: Request) -> _Extras:
+    """Bias, bias by distance and sinks as the core reads them, and the tensors that must live as long."""
+    bias, relative, sink = request.bias, request.relative, request.sink_logits
+    held: list[Tensor] = []
+    by_distance, address = None, 0
+    if bias is not None:
+        if bias.dtype not in flatten.TYPES or bias.is_neg():
+            bias = bias.detach().float().resolve_neg()
+        held.append(bias)
+    if relative is not None:
+        values = relative.values.detach().to(torch.float32).contiguous()
+        held.append(values)
+        by_distance = flatten.relative(values, relative.first)
+    if sink is not None:
+        sink = sink.detach().to(torch.float32).contiguous().resolve_neg()
+        held.append(sink)
+        address = sink.data_ptr()
+    return flatten.bias(bias), by_distance, address, tuple(held)

@@ -44,7 +44,7 @@ def get(name: str) -> Backend:
 
 
 def choose(request: Request, name: str | None = None) -> Backend:
-    """Return the named backend, or the first that supports the request.
+    """Return the named backend, or the first that supports the request and does not decline it.
 
     Raises BackendError with the reasons if the named one, or all of them, refuse.
     """
@@ -54,13 +54,18 @@ def choose(request: Request, name: str | None = None) -> Backend:
         if reason is not None:
             raise BackendError(f"{name}: {reason}")
         return backend
-    reasons = []
     for backend in _BACKENDS.values():
-        reason = backend.supports(request)
-        if reason is None:
+        if backend.supports(request) is None and getattr(backend, "declines", _never)(request) is None:
             return backend
-        reasons.append(f"{backend.name}: {reason}")
+    for backend in _BACKENDS.values():  # nobody wants it: whoever can has to
+        if backend.supports(request) is None:
+            return backend
+    reasons = (f"{backend.name}: {backend.supports(request)}" for backend in _BACKENDS.values())
     raise BackendError("no backend supports this request; " + "; ".join(reasons))
+
+
+def _never(request: Request) -> None:
+    """A backend without `declines` takes everything that it supports."""
 
 
 register(Cpu())
