@@ -6,11 +6,11 @@ TORCH := torch==2.13.0
 # Where the C++ core is compiled; the module itself lands in src/clearhead/.
 BUILD := build/core
 
-.PHONY: help setup core demo test lint docs bench clean
+.PHONY: help setup core demo test lint docs bench bench-full clean
 .DEFAULT_GOAL := help
 
 help:  ## show these lines
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
 
 setup: $(VENV)/.ready  ## make the virtual environment (the other targets do it by themselves)
 
@@ -44,11 +44,15 @@ lint: setup  ## ruff, mypy and the import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-docs: setup  ## write the generated pages (docs/cli.md, docs/tree.md, docs/claims.md)
+docs: setup  ## write the generated pages (docs/cli.md, docs/tree.md, docs/claims.md, tables of docs/performance.md)
 	$(BIN)/python docs/build.py
 	$(BIN)/python benchmarks/claims.py
+	$(BIN)/python benchmarks/performance.py
 
-bench: setup  ## run every benchmark, write benchmarks/results/ and docs/claims.md
+bench: core  ## how fast the kernels are here, against torch and this machine's ceilings (under 3 minutes)
+	$(BIN)/python benchmarks/kernels.py --quick
+
+bench-full: core  ## run every benchmark, write benchmarks/results/ and what the docs say of it (about 1 hour)
 	$(BIN)/python benchmarks/run_all.py
 
 clean:  ## remove everything that the targets made

@@ -9,7 +9,7 @@ or read the same bytes (speed/pairs.py says how). "ratio" is a peer's time over 
 
 Prints the table and writes results/kernels.json with a plot of time against length, kernels.svg; with --quick
 (under 3 minutes) both go to build/bench/. --isa v3 forces an instruction set, as CLEARHEAD_ISA does, and
-writes kernels_v3.json. Ends with 1 if a result was wrong.
+writes kernels_v3.json. --only alone writes nothing. Ends with 1 if a result was wrong.
 """
 
 from __future__ import annotations
@@ -166,10 +166,11 @@ def main() -> None:
     left_out = {"memory"} if options.quick else set()
     parts = options.only or [name for name in names if name not in left_out]
     found = timed(setup, machine, parts, options.seconds or (0.7 if options.quick else 4))
-    print(f"\n{show.summary(found)}")
+    print(f"\n{show.summary(found)}", flush=True)
     more: dict[str, Any] = {"about": about, "lines": found}
     name = "kernels" + (f"_{options.isa}" if options.isa else "")
-    target = options.out or ((ceilings.BUILD if options.quick else RESULTS) / f"{name}.json")
+    whole = not options.only or options.isa is not None
+    target = options.out or ((RESULTS if whole and not options.quick else ceilings.BUILD) / f"{name}.json")
     if "curve" in parts:
         sizes = CURVE[:5] if options.quick else CURVE
         more["curve"] = curve.measured(setup, sizes, 0.5 if options.quick else 4)
@@ -178,7 +179,7 @@ def main() -> None:
         more["memory"] = peaks.curve(setup.backend)
         table([{"form": form, **_growth(row)} for form, row in more["memory"].items()], "peak extra memory")
     print(f"\n{time.perf_counter() - begin:.0f} s")
-    if not options.only or options.out:
+    if whole or options.out:
         options.out = target
         save(name, options, figures(found, more), script="kernels", **more)
     if any(line.get("wrong") for line in found):

@@ -63,6 +63,7 @@ def command(name: str, options: argparse.Namespace) -> str:
             words.append(f"--{given} {getattr(options, given)}")
     if getattr(options, "text", None):
         words.append(f"--text {options.text.name}")
+    words += ["--only", *options.only] if getattr(options, "only", None) else []
     return " ".join(words + (["--quick"] if options.quick else []))
 
 

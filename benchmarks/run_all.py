@@ -1,8 +1,9 @@
-"""Run every benchmark in order, then write docs/claims.md.
+"""Run every benchmark in order, then write docs/claims.md and the measured part of docs/performance.md.
 
     python benchmarks/run_all.py [--quick] [NAME ...]
 
-With --quick nothing is written. Ends with 1 if one of them fails, after having run the others.
+With --quick nothing is written. The kernels are measured twice where the processor has AVX-512, the second
+time as if it had AVX2 only. Ends with 1 if one of them fails, after having run the others.
 """
 
 from __future__ import annotations
@@ -13,8 +14,31 @@ import sys
 import time
 from pathlib import Path
 
+from machine import instruction_flags
+
 HERE = Path(__file__).parent
-NAMES = ("mechanism", "parity", "animal", "exactness", "memory", "cost_of_looking")  # timing comes last
+NAMES = (
+    "mechanism",
+    "parity",
+    "animal",
+    "exactness",
+    "memory",
+    "cost_of_looking",
+    "kernels",
+)  # timing comes last
+#: Without whole models and memory, which say nothing about an instruction set.
+AS_AVX2 = ("--isa", "v3", "--only", "prefill", "decode", "training", "looking", "small", "curve")
+
+
+def ran(name: str, arguments: list[str]) -> bool:
+    """Run a benchmark; whether it went well."""
+    command = [sys.executable, str(HERE / f"{name}.py"), *arguments]
+    return subprocess.run(command, check=False).returncode == 0
+
+
+def has_avx512() -> bool:
+    """Whether there is a narrower instruction set to compare with."""
+    return "avx512f" in instruction_flags()
 
 
 def main() -> None:
@@ -31,12 +55,14 @@ def main() -> None:
     for name in options.names or NAMES:
         print(f"\n======== {name}", flush=True)
         start = time.perf_counter()
-        command = [sys.executable, str(HERE / f"{name}.py"), *(["--quick"] if options.quick else [])]
-        if subprocess.run(command, check=False).returncode:
+        if not ran(name, ["--quick"] if options.quick else []):
             failed.append(name)
+        if name == "kernels" and not options.quick and has_avx512() and not ran(name, [*AS_AVX2]):
+            failed.append(f"{name} {' '.join(AS_AVX2)}")
         print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
     if not options.quick:
-        subprocess.run([sys.executable, str(HERE / "claims.py")], check=True)
+        for name in ("claims", "performance"):
+            subprocess.run([sys.executable, str(HERE / f"{name}.py")], check=True)
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 
