@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from clearhead.observables import TopKeys as TopKeys
     from clearhead.observables import Weights as Weights
     from clearhead.segments import Segments as Segments
+    from clearhead.stored import Int8Rows as Int8Rows
+    from clearhead.stored import Pages as Pages
     from clearhead.trace.observe import observe as observe
     from clearhead.trace.trace import Trace as Trace
 
@@ -40,12 +42,14 @@ _HOMES = {
     "ALiBi": "clearhead.bias",
     "ClearheadError": "clearhead.errors",
     "Entropy": "clearhead.observables",
+    "Int8Rows": "clearhead.stored",
     "KeyMass": "clearhead.observables",
     "LinearObservable": "clearhead.observables",
     "Mask": "clearhead.mask",
     "MaxWeight": "clearhead.observables",
     "MeanDistance": "clearhead.observables",
     "Observable": "clearhead.observables",
+    "Pages": "clearhead.stored",
     "PooledMap": "clearhead.observables",
     "RelativeBias": "clearhead.bias",
     "SegmentMass": "clearhead.observables",

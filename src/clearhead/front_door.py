@@ -20,6 +20,7 @@ from clearhead.errors import ArgumentError, ShapeError, SizeError
 from clearhead.mask import Mask, as_mask
 from clearhead.observables import Observable
 from clearhead.shapes import check_bias, check_qkv, check_sink_logits, compute_dtype
+from clearhead.stored import Pages, Stored, check_stored, masked_by_lengths
 from clearhead.visibility import Visibility
 
 #: A bias by distance is written down for at most this many distances.
@@ -30,8 +31,8 @@ _NO_MASK = Mask()
 
 def attention(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    k: Tensor | Stored,
+    v: Tensor | Stored,
     *,
     mask: Mask | Tensor | None = None,
     scale: float | None = None,
@@ -50,7 +51,8 @@ def attention(
 
     q: (B, Hq, Lq, d). k: (B, Hkv, Lk, d). v: (B, Hkv, Lk, dv). Shapes as torch's
         scaled_dot_product_attention; Hq a multiple of Hkv; any strides. All float32, float64, bfloat16 or
-        float16 (half types are computed in float32).
+        float16 (half types are computed in float32). k and v may also be what a cache stores, read as it
+        lies: `Int8Rows` (bytes with a scale per row) or `Pages` (a pool behind a table of blocks).
     mask: a `Mask`, booleans (True = may look) or additive floats that broadcast to (B, Hq, Lq, Lk). With
         Lq ≠ Lk causal masks are aligned at the end, as a cache needs it: the last query sees the last key.
         For Lq = 2, Lk = 5 causal is [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]].
@@ -80,7 +82,10 @@ def attention(
     >>> out.shape, entropy.shape, entropy[0, 0, 0].item()  # the first query sees itself only
     (torch.Size([1, 4, 5, 8]), torch.Size([1, 4, 5]), 0.0)
     """
-    shape = check_qkv(q, k, v)
+    if isinstance(k, Tensor) or not isinstance(k, Stored):
+        shape = check_qkv(q, k, v)
+    else:
+        shape = check_stored(q, k, v)
     by_distance: RelativePosition | None = None
     if bias is not None and isinstance(bias, RelativePosition):
         by_distance, bias = bias, None
@@ -93,6 +98,8 @@ def attention(
         if added is not None:
             wide = compute_dtype(q.dtype)  # a sum of two half-precision biases must not be rounded to half
             bias = added if bias is None else bias.to(wide) + added.to(wide)
+    if isinstance(k, Pages):
+        who = masked_by_lengths(who, k, shape.Lq)
     if bias is not None:
         bias = check_bias(bias, shape, q)
     if sink_logits is not None:

@@ -7,7 +7,7 @@ any work is done.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ class Shape(NamedTuple):
     dv: int
 
 
-def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> Shape:
+def check_qkv(q: Any, k: Any, v: Any) -> Shape:
     """Return the sizes of q (B, Hq, Lq, d), k (B, Hkv, Lk, d), v (B, Hkv, Lk, dv).
 
     Raises ShapeError, DTypeError or DeviceError naming the argument, what came and what is allowed.

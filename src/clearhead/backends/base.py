@@ -16,6 +16,7 @@ from torch import Tensor
 from clearhead.bias import Distances
 from clearhead.observables import Observable, Setting, resolve_rows
 from clearhead.shapes import Shape
+from clearhead.stored import Stored
 from clearhead.visibility import Visibility
 
 
@@ -23,16 +24,17 @@ from clearhead.visibility import Visibility
 class Request:
     """One checked attention call.
 
-    q (B, Hq, Lq, d), k (B, Hkv, Lk, d), v (B, Hkv, Lk, dv); scores = softcap(scale · q kᵀ) + bias, seen
-    through `visibility`; sink_logits (Hq,) one extra logit per head that takes weight and has no value.
+    q (B, Hq, Lq, d), k (B, Hkv, Lk, d), v (B, Hkv, Lk, dv). k and v are `keys` and `values`; what is stored
+    in another way is written out when a backend first asks. scores = softcap(scale · q kᵀ) + bias, seen through
+    `visibility`; sink_logits (Hq,) one extra logit per head that takes weight and has no value.
     bias: (B | 1, Hq | 1, Lq | 1, Lk | 1). relative: a bias by distance, in the dtype of the scores. Both are
     added. dropout: probability; `seed` makes it repeatable.
     observe: what will be asked about the weights; a backend may answer in the pass that computes the output.
     """
 
     q: Tensor
-    k: Tensor
-    v: Tensor
+    keys: Tensor | Stored
+    values: Tensor | Stored
     shape: Shape
     visibility: Visibility
     scale: float
@@ -44,6 +46,26 @@ class Request:
     needs_lse: bool = False
     observe: tuple[Observable, ...] = ()
     relative: Distances | None = None
+    _k: Tensor | None = None
+    _v: Tensor | None = None
+
+    @property
+    def k(self) -> Tensor:
+        """The keys, (B, Hkv, Lk, d); stored bytes as float32."""
+        if isinstance(self.keys, Tensor):
+            return self.keys
+        if self._k is None:
+            self._k = self.keys.dense()
+        return self._k
+
+    @property
+    def v(self) -> Tensor:
+        """The values, (B, Hkv, Lk, dv); stored bytes as float32."""
+        if isinstance(self.values, Tensor):
+            return self.values
+        if self._v is None:
+            self._v = self.values.dense()
+        return self._v
 
     @property
     def carries_gradient(self) -> bool:
@@ -52,8 +74,8 @@ class Request:
             return False
         return (
             self.q.requires_grad
-            or self.k.requires_grad
-            or self.v.requires_grad
+            or (isinstance(self.keys, Tensor) and self.keys.requires_grad)
+            or (isinstance(self.values, Tensor) and self.values.requires_grad)
             or (self.bias is not None and self.bias.requires_grad)
             or (self.sink_logits is not None and self.sink_logits.requires_grad)
             or (self.relative is not None and self.relative.values.requires_grad)

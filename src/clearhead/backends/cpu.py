@@ -7,6 +7,7 @@ themselves are under csrc/.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,6 +50,7 @@ class Cpu:
         """Return out, lse and the answers to all observables that the core knows."""
         asked = tuple(questions.ask(request, o) for o in request.observe) if request.observe else ()
         if request.carries_gradient:
+            request = replace(request, keys=request.k, values=request.v)  # stored ones are written out
             with own_precision(request):
                 out, lse = differentiable(_Passes(asked), request)
             return Result(out, lse if request.needs_lse else None, _answers(asked))
@@ -89,9 +91,14 @@ def _answers(asked: Asked) -> tuple[Any, ...]:
 
 def _run(request: Request, asked: Asked, with_lse: bool) -> tuple[Tensor, Tensor | None]:
     """One pass of the core. out lies in memory as q does where it can (models keep heads inside tokens)."""
-    shape, q, k, v = request.shape, request.q, request.k, request.v
-    if q.is_neg() or k.is_neg() or v.is_neg():  # lazily negated views of complex numbers
-        q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
+    shape, q, k, v = request.shape, request.q, request.keys, request.values
+    if isinstance(k, Tensor) and isinstance(v, Tensor):
+        if q.is_neg() or k.is_neg() or v.is_neg():  # lazily negated views of complex numbers
+            q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
+        kind = flatten.TYPES[k.dtype]
+        keys, values = (k.data_ptr(), kind, *k.stride()), (v.data_ptr(), kind, *v.stride())
+    else:
+        q, keys, values = q.resolve_neg(), flatten.rows(k), flatten.rows(v)
     out = torch.empty_like(q) if shape.d == shape.dv else q.new_empty((*shape[:2], shape.Lq, shape.dv))
     by_batch, by_head, by_row, by_column = out.stride()
     if by_column != 1:
@@ -100,15 +107,15 @@ def _run(request: Request, asked: Asked, with_lse: bool) -> tuple[Tensor, Tensor
     lse = torch.empty(shape.B, shape.Hq, shape.Lq) if with_lse else None
     plain = request.bias is None and request.relative is None and request.sink_logits is None
     bias, relative, sink, held = _NOTHING if plain else _extras(request)
-    asks = tuple(question.flat for question in asked if question is not None) if asked else None
     kind = flatten.TYPES[q.dtype]
+    asks = tuple(question.flat for question in asked if question is not None) if asked else None
     core = native.core()
     assert core is not None
     core.forward(
         shape,
         (q.data_ptr(), kind, *q.stride()),
-        (k.data_ptr(), kind, *k.stride()),
-        (v.data_ptr(), kind, *v.stride()),
+        keys,
+        values,
         flatten.mask(request.visibility, positions=relative is not None or asks is not None),
         request.scale,
         request.softcap or 0.0,

@@ -61,7 +61,16 @@ class _Attention(Function):
         ctx.first = None if request.relative is None else request.relative.first
         nothing = q.new_empty(0)
         ctx.request = replace(
-            request, q=nothing, k=nothing, v=nothing, bias=None, sink_logits=None, relative=None, observe=()
+            request,
+            q=nothing,
+            keys=nothing,
+            values=nothing,
+            bias=None,
+            sink_logits=None,
+            relative=None,
+            observe=(),
+            _k=None,
+            _v=None,
         )
         ctx.save_for_backward(q, k, v, bias, sink, values, out, lse)
         ctx.passes, ctx.versions = passes, _versions(request)
@@ -84,7 +93,7 @@ class _Attention(Function):
         if grad_out is None and grad_lse is None:
             return (None,) * 8
         relative = None if values is None else Distances(values, ctx.first)
-        request = replace(ctx.request, q=q, k=k, v=v, bias=bias, sink_logits=sink, relative=relative)
+        request = replace(ctx.request, q=q, keys=k, values=v, bias=bias, sink_logits=sink, relative=relative)
         with own_precision(request):
             return (None, None, *ctx.passes.gradients(request, out, lse, grad_out, grad_lse))
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.stored import Int8Rows, Stored
 from clearhead.visibility import Fields, Visibility
 
 #: The number of each element type in the core.
@@ -21,9 +22,15 @@ NO_LIMIT = 2**63 - 1
 LARGEST = 2**62
 
 
-def rows(tensor: Tensor) -> tuple[int, ...]:
-    """An array (B, H, L, columns) in any layout."""
-    return (tensor.data_ptr(), TYPES[tensor.dtype], *tensor.stride())
+def rows(stored: Tensor | Stored) -> tuple[int, ...]:
+    """An array (B, H, L, columns) in any layout, or stored rows as they lie."""
+    if isinstance(stored, Tensor):
+        return (stored.data_ptr(), TYPES[stored.dtype], *stored.stride())
+    if isinstance(stored, Int8Rows):
+        return (*rows(stored.values), stored.scales.data_ptr(), *stored.scales.stride())
+    flat = rows(stored.pool)
+    scaled = flat if isinstance(stored.pool, Int8Rows) else (*flat, 0, 0, 0, 0)
+    return (*scaled, stored.table.data_ptr(), stored.table.stride(0), stored.page)
 
 
 def bias(tensor: Tensor | None) -> tuple[int, ...] | None:

@@ -29,6 +29,7 @@ from clearhead.observables import (
     Top,
     TopKeys,
     Weights,
+    resolve_rows,
 )
 
 #: The numbers of `Question::Kind` in csrc/core/call.h.
@@ -72,7 +73,9 @@ def ask(request: Request, observable: Observable) -> Question | None:
     make = _MAKERS.get(type(observable))
     if make is None:
         return None
-    setting = request.setting(observable)
+    queries = resolve_rows(observable.rows, request.shape.Lq, request.q.device)
+    # What is made here goes by sizes and positions alone: stored keys need not be written out for it.
+    setting = Setting(request.q, request.q, request.q, request.shape, request.visibility, queries)
     place, order = _places(setting)
     if order is not None:
         if isinstance(observable, PooledMap):  # which cell a query belongs to depends on the order

@@ -65,6 +65,7 @@ def _fused(request: Request) -> bool:
     s, seen = request.shape, request.visibility
     plain = request.softcap is None and not tiles.has_bias(request) and not request.dropout and s.d == s.dv
     plain &= request.scale > 0  # it scales -inf after masking: NaN for 0, +inf below (torch 2.13)
+    plain &= request.q.dtype == request.k.dtype == request.v.dtype  # stored bytes become float32
     unit = all(t.stride(-1) == 1 for t in (request.q, request.k, request.v))  # what the kernel reads
     return plain and unit and request.q.device.type == "cpu" and (seen.plain_causal or seen.everything)
 

@@ -1,0 +1,240 @@
+"""Keys and values as caches store them: bytes with a scale per row, and pages behind a table. Descriptions.
+
+`attention` takes them in the place of k and v. A backend that reads them as they lie copies nothing; for all
+others `dense()` writes them out. Of attention it knows only that keys behind a row's length are not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.errors import ArgumentError, DeviceError, DTypeError, ShapeError
+from clearhead.mask import Mask
+from clearhead.shapes import DTYPES, Shape, check_qkv
+
+#: What a page may hold: a multiple of this many rows, and no more than MOST.
+PAGE_STEP, PAGE_MOST = 16, 256
+
+
+class Int8Rows:
+    """Rows of bytes, each with a scale: row (b, h, j) is values[b, h, j] · scales[b, h, j].
+
+    values: (B, Hkv, L, d) int8. scales: (B, Hkv, L) float32. Any strides.
+    Raises ShapeError, DTypeError or DeviceError for tensors that do not fit.
+    """
+
+    def __init__(self, values: Tensor, scales: Tensor) -> None:
+        _check_tensor("values", values, (torch.int8,), 4, "(B, Hkv, L, d)")
+        _check_tensor("scales", scales, (torch.float32,), 3, "(B, Hkv, L)")
+        if scales.shape != values.shape[:3]:
+            raise ShapeError(
+                f"scales must have shape {tuple(values.shape[:3])}, one per row of values, "
+                f"got {tuple(scales.shape)}"
+            )
+        if scales.device != values.device:
+            raise DeviceError(f"values are on {values.device} and scales on {scales.device}")
+        self.values, self.scales = values, scales
+
+    @classmethod
+    def quantised(cls, tensor: Tensor) -> Int8Rows:
+        """Round rows (B, Hkv, L, d) to 255 even steps: scale = largest magnitude / 127, symmetric around 0.
+
+        The error of an element is at most half its row's scale. Carries no gradient.
+        """
+        _check_tensor("tensor", tensor, DTYPES, 4, "(B, Hkv, L, d)")
+        wide = tensor.detach().float()
+        scales = wide.abs().amax(-1) / 127
+        steps = (wide / scales.masked_fill(scales == 0, 1.0)[..., None]).round()
+        return cls(steps.to(torch.int8), scales)
+
+    @property
+    def shape(self) -> torch.Size:
+        """(B, Hkv, L, d)."""
+        return self.values.shape
+
+    @property
+    def device(self) -> torch.device:
+        """Where the bytes lie."""
+        return self.values.device
+
+    def dense(self) -> Tensor:
+        """The rows as float32, (B, Hkv, L, d)."""
+        return self.values.float() * self.scales[..., None]
+
+    def __repr__(self) -> str:
+        return f"Int8Rows({' x '.join(map(str, self.shape))})"
+
+
+class Pages:
+    """Keys or values in pages of a pool: row j of item b is row j % page of block table[b, j // page].
+
+    pool: (blocks, Hkv, page, d), a tensor of floats or `Int8Rows`; page a multiple of 16 from 16 to 256.
+    table: (B, pages) int32; what it holds beyond the pages of a row's length is not looked at.
+    lengths: (B,) integers, how many keys each item has; they need not be the same. The longest is Lk.
+
+    Causal masks are aligned at the end of each row: the last query of item b sees key lengths[b] - 1. Keys
+    behind a row's length are hidden.
+    The tensors are kept, not copied. Change lengths or table in place between calls as you like, but not
+    so that a row gets longer than `Lk`, which is taken once: make another Pages, it costs next to nothing.
+
+    Raises ShapeError, DTypeError, DeviceError or ArgumentError for what does not fit: lengths beyond the
+    table's pages, block numbers outside the pool, odd sizes of a page.
+    """
+
+    def __init__(self, pool: Tensor | Int8Rows, table: Tensor, lengths: Tensor | Sequence[int]) -> None:
+        if not isinstance(pool, Int8Rows):
+            _check_tensor("pool", pool, DTYPES, 4, "(blocks, Hkv, page, d)")
+        lengths = torch.as_tensor(lengths)
+        _check_tensor("table", table, (torch.int32,), 2, "(B, pages)")
+        _check_tensor("lengths", lengths, (torch.int32, torch.int64), 1, "(B,)")
+        page = pool.shape[2]
+        if page % PAGE_STEP or not 0 < page <= PAGE_MOST:
+            raise ShapeError(
+                f"pool has pages of {page} rows, allowed are multiples of {PAGE_STEP} up to {PAGE_MOST}"
+            )
+        if len(lengths) != len(table):
+            raise ShapeError(f"table has {len(table)} rows and lengths {len(lengths)}: they must be the same")
+        for name, tensor in (("table", table), ("lengths", lengths)):
+            if tensor.device != pool.device:
+                raise DeviceError(f"pool is on {pool.device} and {name} on {tensor.device}")
+        self.pool, self.table, self.lengths = pool, table, lengths
+        self.Lk = int(lengths.max())
+        self._checked: tuple[Any, ...] | None = None
+        self.check()
+
+    @property
+    def page(self) -> int:
+        """How many rows a page holds."""
+        return self.pool.shape[2]
+
+    @property
+    def shape(self) -> torch.Size:
+        """(B, Hkv, Lk, d), with the longest row as Lk."""
+        return torch.Size((len(self.lengths), self.pool.shape[1], self.Lk, self.pool.shape[3]))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the pool lies."""
+        return self.pool.device
+
+    def check(self) -> None:
+        """Raise ArgumentError if a length or a block number is out of range; cheap if nothing has changed."""
+        now = _version(self.table), _version(self.lengths)
+        if self._checked == now and None not in now:
+            return
+        low, high = int(self.lengths.min()), int(self.lengths.max())
+        room = self.table.shape[1] * self.page
+        if low < 0 or high < 1 or high > room:
+            raise ArgumentError(
+                f"lengths run from {low} to {high}: allowed are 0 to {room} ({self.table.shape[1]} pages of "
+                f"{self.page} rows), at least one of them above 0"
+            )
+        if high > self.Lk:
+            raise ArgumentError(
+                f"lengths have grown to {high} since Pages was made for {self.Lk}: make a new one"
+            )
+        blocks, used = self.pool.shape[0], self._used()
+        numbers = self.table[used]
+        least, most = int(numbers.min()), int(numbers.max())
+        if least < 0 or most >= blocks:
+            raise ArgumentError(
+                f"table holds block {least if least < 0 else most}, allowed are 0..{blocks - 1}"
+            )
+        self._checked = now
+
+    def _used(self) -> Tensor:
+        """The entries of the table that a row's length reaches, (B, pages) booleans."""
+        places = torch.arange(self.table.shape[1], device=self.device) * self.page
+        return places < self.lengths[:, None]
+
+    def dense(self) -> Tensor:
+        """The rows in order, (B, Hkv, Lk, d), zeros behind each length; float32 for bytes."""
+        pages = self.table.masked_fill(~self._used(), 0).long()
+        pool = self.pool
+        if isinstance(pool, Int8Rows):
+            rows = pool.values[pages].float() * pool.scales[pages][..., None]
+        else:
+            rows = pool[pages]
+        rows = rows.transpose(1, 2).flatten(2, 3)[:, :, : self.Lk]  # (B, Hkv, pages · page, d)
+        there = torch.arange(self.Lk, device=self.device) < self.lengths[:, None]
+        return rows.masked_fill(~there[:, None, :, None], 0.0)
+
+    def __repr__(self) -> str:
+        kind = "bytes" if isinstance(self.pool, Int8Rows) else str(self.pool.dtype).removeprefix("torch.")
+        return f"Pages({' x '.join(map(str, self.shape))} of {kind}, pages of {self.page})"
+
+
+Stored = Int8Rows | Pages
+
+
+def check_stored(q: object, k: Stored, v: object) -> Shape:
+    """Return the sizes of q (B, Hq, Lq, d) with stored keys and values.
+
+    Raises ShapeError, DTypeError, DeviceError or ArgumentError naming the argument, what came and what is
+    allowed.
+    """
+    if not isinstance(v, Stored) or type(k) is not type(v):
+        raise DTypeError(
+            f"k is {type(k).__name__} and v {type(v).__name__}: both must be stored in the same way"
+        )
+    if isinstance(k, Pages) and isinstance(v, Pages):
+        k.check()
+        v.check()
+        if type(k.pool) is not type(v.pool):
+            raise DTypeError(f"k is {k!r} and v {v!r}: both must be stored in the same way")
+        if k.lengths is not v.lengths and not torch.equal(k.lengths, v.lengths):
+            raise ArgumentError("k and v have different lengths: they must be the same, row by row")
+    if not isinstance(q, Tensor):
+        raise DTypeError(f"q must be a tensor, got {type(q).__name__}")
+    for name, stored in (("k", k), ("v", v)):
+        if stored.device != q.device:
+            raise DeviceError(f"q is on {q.device} and {name} on {stored.device}: they must be the same")
+    # The other checks are those of tensors of these sizes.
+    tensors = [torch.empty(s.shape, dtype=_dtype(s, q), device="meta") for s in (k, v)]
+    return check_qkv(torch.empty_like(q, device="meta"), *tensors)
+
+
+def _dtype(stored: Stored, q: Tensor) -> torch.dtype:
+    """The dtype that has to be q's; bytes go with any."""
+    if isinstance(stored, Pages) and not isinstance(stored.pool, Int8Rows):
+        return stored.pool.dtype
+    return q.dtype
+
+
+_LAST: tuple[tuple[Any, ...], Mask | None] = ((), None)
+
+
+def masked_by_lengths(mask: Mask, pages: Pages, Lq: int) -> Mask:
+    """The mask with keys behind each row's length hidden, and the last query at the last key of its row."""
+    global _LAST
+    key = (mask, pages.lengths, _version(pages.lengths), Lq)
+    known, made = _LAST
+    if made is not None and known[0] is mask and known[1] is pages.lengths and known[2:] == key[2:]:
+        return made  # the layers of a model ask alike
+    lengths = pages.lengths.long()
+    offset = lengths - Lq + mask.key_offset if mask.offset is None else None
+    made = Mask(padding=lengths, offset=offset) & mask
+    if key[2] is not None:
+        _LAST = (key, made)
+    return made
+
+
+def _version(tensor: Tensor) -> int | None:
+    """How often a tensor was changed in place; None where torch does not count (inference mode)."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def _check_tensor(name: str, tensor: Tensor, dtypes: Sequence[torch.dtype], ndim: int, shape: str) -> None:
+    if not isinstance(tensor, Tensor):
+        raise DTypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    if tensor.dtype not in dtypes:
+        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise DTypeError(f"{name} has dtype {tensor.dtype}, allowed are {allowed}")
+    if tensor.ndim != ndim:
+        raise ShapeError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
+    if 0 in tensor.shape:
+        raise ShapeError(f"{name} is empty, shape {tuple(tensor.shape)}: every axis must be at least 1")
