@@ -5,8 +5,21 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 # Where the C++ core is compiled; the module itself lands in src/clearhead/.
 BUILD := build/core
+# The same core under address and undefined-behaviour sanitizers.
+SANITIZED := build/sanitize
+CMAKE := PATH="$(abspath $(BIN)):$$PATH" cmake
+CONFIGURE := -S . -G Ninja -DCLEARHEAD_TESTS=ON -DPython_EXECUTABLE=$(abspath $(BIN))/python
+# How many random cases `core_fuzz` tries in `make test` and `make sanitize`.
+FUZZ ?= 300
 
-.PHONY: help setup core demo test lint docs bench bench-full clean
+# The C++ tests of a build folder, $(1). Without a core (no compiler) there is nothing to test.
+define core_tests
+	@if [ -e src/clearhead/_core_missing.txt ]; then echo "no C++ core, no C++ tests: $$(cat src/clearhead/_core_missing.txt)"; \
+	elif [ -e csrc/tests/CMakeLists.txt ]; then \
+		$(CMAKE) --build $(1) --target core_tests core_fuzz && $(1)/csrc/tests/core_tests && $(1)/csrc/tests/core_fuzz --count $(FUZZ); fi
+endef
+
+.PHONY: help setup core demo test coretest sanitize lint docs bench bench-full clean
 .DEFAULT_GOAL := help
 
 help:  ## show these lines
@@ -29,14 +42,28 @@ $(VENV)/.ready: pyproject.toml
 	@touch $@
 
 core: setup  ## rebuild the C++ core after a change under csrc/
-	@PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B $(BUILD) -G Ninja -DCLEARHEAD_STRICT=ON -DCLEARHEAD_INPLACE=ON -DPython_EXECUTABLE=$(abspath $(BIN))/python >/dev/null
-	@$(BIN)/cmake --build $(BUILD)
+	@$(CMAKE) $(CONFIGURE) -B $(BUILD) -DCLEARHEAD_STRICT=ON -DCLEARHEAD_INPLACE=ON >/dev/null
+	@$(CMAKE) --build $(BUILD)
 
-demo: setup  ## the main job on the real model: two tables side by side, two reports in demo/
+demo: core  ## the main job on the real model: two tables side by side, two reports in demo/
 	$(BIN)/clearhead demo --out demo
 
-test: setup lint  ## lint, types, floors, and the whole test-suite
+test: core lint coretest  ## lint, types, floors, and the whole test-suite
 	$(BIN)/python -m pytest
+
+coretest: core  ## the C++ tests alone, and some random cases
+	$(call core_tests,$(BUILD))
+
+sanitize: setup  ## the C++ tests and those of the backend `cpu`, under address and undefined-behaviour sanitizers
+	@command -v $${CXX:-g++} >/dev/null || { echo "g++ is needed (or CXX=/path/to/it)"; exit 1; }
+	@$(CMAKE) $(CONFIGURE) -B $(SANITIZED) -DCLEARHEAD_SANITIZE=address,undefined >/dev/null
+	@$(CMAKE) --build $(SANITIZED)
+	$(call core_tests,$(SANITIZED))
+	# Python itself leaks on purpose. The sanitizer must be loaded first, and the C++ library before torch throws.
+	# Two tests start a Python of their own, which would run the installed core.
+	@ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libstdc++.so.6)" \
+		$(BIN)/python tests/with_core.py $(SANITIZED) -q -p no:cacheprovider tests/backends tests/test_core_face.py \
+		-k "(cpu or core_face) and not scratch and not ctrl_c"
 
 lint: setup  ## ruff, mypy and the import contracts
 	$(BIN)/ruff check .
@@ -44,7 +71,7 @@ lint: setup  ## ruff, mypy and the import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-docs: setup  ## write the generated pages (docs/cli.md, docs/tree.md, docs/claims.md, tables of docs/performance.md)
+docs: core  ## write the generated pages (docs/cli.md, docs/tree.md, docs/claims.md, tables of docs/performance.md)
 	$(BIN)/python docs/build.py
 	$(BIN)/python benchmarks/claims.py
 	$(BIN)/python benchmarks/performance.py
