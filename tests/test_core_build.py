@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from clearhead.backends import native
+
 BUILD = Path(__file__).resolve().parent.parent / "build" / "core"
 UNITS = {
     path.parts[len(BUILD.parts) + 1]: path for path in BUILD.glob("CMakeFiles/kernels_*.dir/**/unit.cpp.o")
@@ -84,3 +86,18 @@ def test_everything_else_runs_on_any_processor() -> None:
     for path in others:
         run = subprocess.run(["objdump", "-d", path], capture_output=True, text=True, check=True)
         assert not re.search(r"%[yzt]mm", run.stdout), path.name
+
+
+@needs("nm")
+def test_the_module_gives_other_libraries_nothing_but_itself() -> None:
+    core = native.core()
+    if core is None:
+        pytest.skip("the C++ core is not built")
+    run = subprocess.run(
+        ["nm", "-D", "--defined-only", "--format=posix", str(core.__file__)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    functions = [line.split()[0] for line in run.stdout.splitlines() if line.split()[1] in "TW"]
+    assert functions == ["PyInit__core"]
