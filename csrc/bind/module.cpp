@@ -310,4 +310,3 @@ NB_MODULE(_core, module) {
     module.attr("compiler") = CLEARHEAD_COMPILER;
     module.attr("sanitize") = CLEARHEAD_SANITIZE;
 }
-namespace clearhead { [[gnu::weak]] Status backward(const Call&, const Backward&) { return Status::no_memory; } }  // until it is written

@@ -12,6 +12,23 @@ struct Pieces {
     int64_t rows = 0;            // keys of a piece, and room for what is computed beyond its last
 };
 
+// Where a backward task leaves its gradients.
+struct GradientPlaces {
+    float* dq = nullptr;  // [heads][queries][d], contiguous
+    float *dk = nullptr, *dv = nullptr;  // [keys][d] and [keys][dv], rows …
+    int64_t dk_row = 0, dv_row = 0;      // … this far apart: at least d and dv, and multiples of `width`
+};
+
+struct BackwardKernels {
+    int width;  // floats of a vector
+
+    // All queries of a task (any number of them if it is one head) against its keys: sets what `places` holds.
+    // `scratch`: bytes(call, keys) bytes, 64-byte aligned, where `keys` is the most that any task has.
+    int64_t (*bytes)(const Call& call, int64_t keys);
+    void (*task)(const Plan& plan, const Backward& gradients, const Task& task, char* scratch,
+                 const GradientPlaces& places);
+};
+
 struct Kernels {
     const char* name;
     int lanes;  // queries that a block computes side by side, at most 64
@@ -23,6 +40,8 @@ struct Kernels {
 
     // Joins pieces first … first + count - 1, which hold the same block over disjoint keys, into the call's results.
     void (*join)(const Plan& plan, const Task& task, char* scratch, const Pieces& pieces, int64_t first, int64_t count);
+
+    BackwardKernels backward;
 };
 
 // Floats of one unfinished block: per lane the maximum and the sum, then dv values.

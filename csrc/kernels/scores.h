@@ -56,16 +56,23 @@ inline void add_relative(const Call& call, const Task& task, Block& block, int64
     }
 }
 
-// Turns the products of a chunk into exponents of two.
+// Turns the products of a chunk into exponents of two. `bend`, unless null, gets the derivative of softcap,
+// 1 - (s / c)², in the places of the scores.
 inline void finish_scores(const Call& call, const Task& task, Block& block, const Scaling& scaling, int64_t low,
-                          int64_t count) {
+                          int64_t count, float* bend = nullptr) {
     const vf cap = same(call.softcap * log2_e), into = same(scaling.factor / log2_e / call.softcap);
     const vf factor = same(scaling.factor);
     for (int64_t j = 0; j < count; ++j) {
         float* row = block.scores + j * block_lanes;
         for (int v = 0; v < block.vectors; ++v) {
             const vf x = load(row + v * W);
-            store(row + v * W, call.softcap > 0 ? cap * tanh(x * into) : x * factor);
+            if (call.softcap > 0) {
+                const vf bounded = tanh(x * into);
+                store(row + v * W, cap * bounded);
+                if (bend != nullptr) store(bend + j * block_lanes + v * W, 1.0f - bounded * bounded);
+            } else {
+                store(row + v * W, x * factor);
+            }
         }
     }
     if (call.bias.data != nullptr) add_bias(call, task, block, low, count);

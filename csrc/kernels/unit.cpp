@@ -1,4 +1,5 @@
 // All kernels for one instruction set. Compiled once for each, with CLEARHEAD_ISA as its name.
+#include "backward.h"
 #include "forward.h"
 
 #define CLEARHEAD_JOIN_(a, b) a##b
@@ -10,7 +11,7 @@ namespace clearhead {
 
 const Kernels& CLEARHEAD_JOIN(kernels_, CLEARHEAD_ISA)() {
     static constexpr Kernels table{CLEARHEAD_TEXT(CLEARHEAD_ISA), block_lanes, forward_block_bytes, forward_block,
-                                   join_pieces};
+                                   join_pieces, {W, backward_task_bytes, backward_task}};
     return table;
 }
 
