@@ -54,13 +54,13 @@ test: core lint coretest  ## lint, types, floors, and the whole test-suite
 coretest: core  ## the C++ tests alone, and some random cases
 	$(call core_tests,$(BUILD))
 
+# Python itself leaks on purpose. The sanitizer must be loaded first, and the C++ library before torch throws.
+# Two tests start a Python of their own, which would run the installed core.
 sanitize: setup  ## the C++ tests and those of the backend `cpu`, under address and undefined-behaviour sanitizers
 	@command -v $${CXX:-g++} >/dev/null || { echo "g++ is needed (or CXX=/path/to/it)"; exit 1; }
 	@$(CMAKE) $(CONFIGURE) -B $(SANITIZED) -DCLEARHEAD_SANITIZE=address,undefined >/dev/null
 	@$(CMAKE) --build $(SANITIZED)
 	$(call core_tests,$(SANITIZED))
-	# Python itself leaks on purpose. The sanitizer must be loaded first, and the C++ library before torch throws.
-	# Two tests start a Python of their own, which would run the installed core.
 	@ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libstdc++.so.6)" \
 		$(BIN)/python tests/with_core.py $(SANITIZED) -q -p no:cacheprovider tests/backends tests/test_core_face.py \
 		-k "(cpu or core_face) and not scratch and not ctrl_c"
