@@ -147,6 +147,43 @@ def test_pages_in_any_order_give_the_bits_of_one_piece(Lq: int) -> None:
 
 
 @needs_core
+@pytest.mark.parametrize("through", ["out", "lse", "both"])
+def test_gradients_come_through_out_and_through_lse(through: str) -> None:
+    torch.manual_seed(0)
+    Lq, Lk, d = 30, 50, 16
+    q, k, v = (torch.randn(1, 2, n, d) for n in (Lq, Lk, Lk))
+    lse = torch.empty(1, 2, Lq)
+    out = forward(q, k, v, Lk=Lk, lse=lse.data_ptr())
+    grad_out = torch.randn_like(out) if through != "lse" else None
+    grad_lse = torch.randn_like(lse) if through != "out" else None
+    leaves = [x.double().requires_grad_() for x in (q, k, v)]
+    scores = leaves[0] @ leaves[1].mT * d**-0.5
+    results = (scores.softmax(-1) @ leaves[2], scores.logsumexp(-1))
+    asked = [(r, g.double()) for r, g in zip(results, (grad_out, grad_lse), strict=True) if g is not None]
+    want = torch.autograd.grad(*zip(*asked, strict=True), leaves, allow_unused=True)
+    got = [torch.full_like(x, torch.nan) for x in (q, k, v)]
+    assert core is not None
+    core.backward(
+        (1, 2, 2, Lq, Lk, d, d),
+        *map(flatten.rows, (q, k, v)),
+        None,
+        d**-0.5,
+        0.0,
+        None,
+        None,
+        0,
+        flatten.rows(out),
+        None if grad_out is None else flatten.rows(grad_out),
+        lse.data_ptr(),
+        0 if grad_lse is None else grad_lse.data_ptr(),
+        tuple(x.data_ptr() for x in got),
+        2,
+    )
+    for mine, true in zip(got, want, strict=True):
+        assert torch.allclose(mine, torch.zeros_like(mine) if true is None else true.float(), atol=1e-5)
+
+
+@needs_core
 def test_eight_python_threads_at_once_get_the_right_bits() -> None:
     torch.manual_seed(0)
     calls = [torch.randn(1, 2, 50 + 37 * i, 32) for i in range(8)]
