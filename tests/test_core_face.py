@@ -160,7 +160,8 @@ def test_gradients_come_through_out_and_through_lse(through: str) -> None:
     scores = leaves[0] @ leaves[1].mT * d**-0.5
     results = (scores.softmax(-1) @ leaves[2], scores.logsumexp(-1))
     asked = [(r, g.double()) for r, g in zip(results, (grad_out, grad_lse), strict=True) if g is not None]
-    want = torch.autograd.grad(*zip(*asked, strict=True), leaves, allow_unused=True)
+    outputs, incoming = zip(*asked, strict=True)
+    want = torch.autograd.grad(outputs, leaves, incoming, allow_unused=True)
     got = [torch.full_like(x, torch.nan) for x in (q, k, v)]
     assert core is not None
     core.backward(
