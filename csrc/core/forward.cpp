@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "decode.h"
 #include "kernels.h"
 #include "parallel.h"
 #include "sums.h"
@@ -79,6 +80,11 @@ Status forward(const Call& call) {
     SumsOverQueries sums(call);
     plan.sums = sums.places();
     const Kernels& k = kernels();
+    if (is_decoding(call)) {
+        const Status status = decode(plan);
+        if (status == Status::done) sums.write();
+        return status;
+    }
     const Cut work = cut(plan, k.lanes);
     const int threads = work.cost < alone ? 1 : call.threads;
     const int64_t scratch = k.block_scratch(plan, work.most_keys);

@@ -59,7 +59,8 @@ CLEARHEAD_INLINE Pair pair_at(const T* from) {
 
 // One load brings both: a bfloat16 is the upper half of a float.
 CLEARHEAD_INLINE Pair pair_at(const Bf16* from) {
-    const vi both = *reinterpret_cast<const vi_loose*>(from);
+    vi both;
+    __builtin_memcpy(&both, from, sizeof both);
     return {floats_of(both << 16), floats_of(both & static_cast<int32_t>(0xffff0000))};
 }
 

@@ -1,5 +1,6 @@
 // All kernels for one instruction set. Compiled once for each, with CLEARHEAD_ISA as its name.
 #include "backward.h"
+#include "decode.h"
 #include "forward.h"
 
 #define CLEARHEAD_JOIN_(a, b) a##b
@@ -11,7 +12,8 @@ namespace clearhead {
 
 const Kernels& CLEARHEAD_JOIN(kernels_, CLEARHEAD_ISA)() {
     static constexpr Kernels table{CLEARHEAD_TEXT(CLEARHEAD_ISA), block_lanes, forward_block_bytes, forward_block,
-                                   join_pieces, {W, backward_task_bytes, backward_task}};
+                                   join_pieces, few_rows, decode_bytes, decode_piece_floats, decode_rows, join_decoded,
+                                   {W, backward_task_bytes, backward_task}};
     return table;
 }
 
