@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead import operator
 from clearhead.backends import registry
 from clearhead.backends.base import Backend, Request, Result
 from clearhead.bias import Distances, RelativePosition
@@ -27,6 +28,8 @@ from clearhead.visibility import Visibility
 DISTANCES_LIMIT = 2**26
 
 _NO_MASK = Mask()
+#: How many modes look at every torch operation just now (tracing, fake tensors, counting).
+_dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 def attention(
@@ -82,6 +85,26 @@ def attention(
     >>> out.shape, entropy.shape, entropy[0, 0, 0].item()  # the first query sees itself only
     (torch.Size([1, 4, 5, 8]), torch.Size([1, 4, 5]), 0.0)
     """
+    if torch.compiler.is_compiling() or _dispatch_modes():
+        by_rows = isinstance(bias, RelativePosition) and isinstance(_offset(mask), Tensor)
+        if not by_rows and not observe and not dropout and isinstance(k, Tensor) and isinstance(v, Tensor):
+            out, lse = _traced(q, k, v, mask, scale, softcap, bias, sink_logits, backend)
+            return (out, lse) if return_lse else out
+        if torch.compiler.is_compiling():  # the operator has no way to say the rest: leave the graph for it
+            return torch.compiler.disable(attention)(  # type: ignore[no-untyped-call]
+                q,
+                k,
+                v,
+                mask=mask,
+                scale=scale,
+                softcap=softcap,
+                bias=bias,
+                sink_logits=sink_logits,
+                dropout=dropout,
+                observe=observe,
+                return_lse=return_lse,
+                backend=backend,
+            )
     if isinstance(k, Tensor) or not isinstance(k, Stored):
         shape = check_qkv(q, k, v)
     else:
@@ -96,8 +119,7 @@ def attention(
     else:
         who, added = as_mask(mask, q.dtype)
         if added is not None:
-            wide = compute_dtype(q.dtype)  # a sum of two half-precision biases must not be rounded to half
-            bias = added if bias is None else bias.to(wide) + added.to(wide)
+            bias = _both(bias, added, q.dtype)
     if isinstance(k, Pages):
         who = masked_by_lengths(who, k, shape.Lq)
     if bias is not None:
@@ -123,7 +145,7 @@ def attention(
         int(torch.randint(2**62, ()).item()) if dropout else 0,
         return_lse or asked != (),
         asked,
-        None if by_distance is None else _distances(by_distance, visibility, shape.Hq, q),
+        None if by_distance is None else _distances(by_distance, *visibility.distances, shape.Hq, q),
     )
     chosen = registry.choose(request, backend)
     result = chosen.forward(request)
@@ -135,6 +157,50 @@ def attention(
     return answer
 
 
+def _traced(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | Tensor | None,
+    scale: float | None,
+    softcap: float | None,
+    bias: Tensor | RelativePosition | None,
+    sink_logits: Tensor | None,
+    backend: str | None,
+) -> tuple[Tensor, Tensor]:
+    """out and lse by way of the operator that torch.compile sees; no check here looks at a value."""
+    shape = check_qkv(q, k, v)
+    by_distance, who = None, _NO_MASK
+    if isinstance(mask, Mask):
+        who = mask
+    if isinstance(bias, RelativePosition):
+        offset = _offset(mask)
+        base = shape.Lk - shape.Lq if offset is None else offset - who.key_offset  # of a query to key 0
+        assert not isinstance(base, Tensor)
+        by_distance, bias = _distances(bias, base - shape.Lk + 1, base + shape.Lq - 1, shape.Hq, q), None
+    if isinstance(mask, Tensor) and mask.is_floating_point():
+        bias = _both(bias, operator.hidden_by_additive(mask, q.dtype), q.dtype)
+    elif mask is not None and not isinstance(mask, Mask):
+        who, _ = as_mask(mask, q.dtype)
+    if bias is not None:
+        bias = check_bias(bias, shape, q)
+    if sink_logits is not None:
+        sink_logits = check_sink_logits(sink_logits, shape, q)
+    scale = 1 / math.sqrt(shape.d) if scale is None else _checked_scale(scale, q.dtype)
+    _check_numbers(softcap, 0.0)
+    return operator.traced(q, k, v, who, scale, softcap, bias, sink_logits, by_distance, backend)
+
+
+def _offset(mask: Mask | Tensor | None) -> int | Tensor | None:
+    return mask.offset if isinstance(mask, Mask) else None
+
+
+def _both(bias: Tensor | None, added: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum of two biases, which must not be rounded to half precision."""
+    wide = compute_dtype(dtype)
+    return added if bias is None else bias.to(wide) + added.to(wide)
+
+
 def _answers(chosen: Backend, request: Request, result: Result) -> tuple[Any, ...]:
     """The answers to all observables: those that came with the pass, and the rest, asked for now."""
     came = result.seen or (None,) * len(request.observe)
@@ -143,18 +209,17 @@ def _answers(chosen: Backend, request: Request, result: Result) -> tuple[Any, ..
     return tuple(next(rest) if answer is None else answer for answer in came)
 
 
-def _distances(bias: RelativePosition, visibility: Visibility, Hq: int, q: Tensor) -> Distances:
+def _distances(bias: RelativePosition, first: int, last: int, Hq: int, q: Tensor) -> Distances:
     """A bias by distance, worked out for the distances of this call."""
     if bias.heads != Hq:
         raise ShapeError(f"{bias!r} as bias: q has {Hq} heads, they must be as many")
-    first, last = visibility.distances
     if last - first >= DISTANCES_LIMIT:
         raise SizeError(
             f"{bias!r} as bias: distances run from {first} to {last}, at most {DISTANCES_LIMIT} are allowed "
             "(the offsets of the mask lie that far apart)"
         )
     values = bias.by_distance(first, last, q.device).to(compute_dtype(q.dtype))
-    if not bool((values.detach() < math.inf).all()):
+    if not torch.compiler.is_compiling() and not bool((values.detach() < math.inf).all()):
         raise ArgumentError(f"{bias!r} as bias holds NaN or +inf; allowed are -inf and numbers")
     return Distances(values.contiguous(), first)
 

@@ -145,7 +145,7 @@ class Mask:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Mask):
             return NotImplemented
-        return all(_same(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        return all(_same(getattr(self, name), getattr(other, name)) for name in _DEFAULTS)
 
     def __hash__(self) -> int:
         return hash((self.causal, self.window, self.sinks, self.chunk, self.key_offset, len(self.also)))
@@ -246,7 +246,8 @@ def _per_row(name: str, value: int | Tensor, *, least: int | None = None) -> int
             raise ShapeError(f"{name} must be an int or have shape (B,), got {tuple(value.shape)}")
         if value.ndim == 0:
             return _per_row(name, int(value), least=least)
-        if least is not None and value.numel() and int(value.min()) < least:
+        known = value.numel() > 0 and not torch.compiler.is_compiling()  # whether values can be looked at
+        if least is not None and known and int(value.min()) < least:
             raise MaskError(f"{name} must be at least {least}, got {int(value.min())}")
         return value.detach().long().clone()
     if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
@@ -289,7 +290,7 @@ def _padding(padding: Tensor | Sequence[int] | None) -> Tensor | None:
             f"padding must be lengths of shape (B,) or booleans of shape (B, Lk), got integers of shape "
             f"{tuple(tensor.shape)}; a 0/1 mask becomes booleans with .bool()"
         )
-    if tensor.numel() and int(tensor.min()) < 0:
+    if tensor.numel() and not torch.compiler.is_compiling() and int(tensor.min()) < 0:
         raise MaskError(f"padding lengths must be at least 0, got {int(tensor.min())}")
     return tensor.detach().long().clone()
 
@@ -343,8 +344,8 @@ def _parts(mask: Mask) -> tuple[Mask, ...]:
 
 def _replace(mask: Mask, **changes: object) -> Mask:
     new = object.__new__(Mask)
-    for f in fields(Mask):
-        object.__setattr__(new, f.name, changes.get(f.name, getattr(mask, f.name)))
+    for name in _DEFAULTS:
+        object.__setattr__(new, name, changes.get(name, getattr(mask, name)))
     return new
 
 
@@ -371,7 +372,7 @@ def _fold(a: Mask, b: Mask) -> Mask:
 
 
 def _is_default(mask: Mask) -> bool:
-    return all(_same(getattr(mask, f.name), _DEFAULTS[f.name]) for f in fields(mask))
+    return all(_same(getattr(mask, name), default) for name, default in _DEFAULTS.items())
 
 
 def _tidied(mask: Mask) -> Mask:

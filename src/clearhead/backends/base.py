@@ -25,8 +25,9 @@ class Request:
     """One checked attention call.
 
     q (B, Hq, Lq, d), k (B, Hkv, Lk, d), v (B, Hkv, Lk, dv). k and v are `keys` and `values`; what is stored
-    in another way is written out when a backend first asks. scores = softcap(scale · q kᵀ) + bias, seen through
-    `visibility`; sink_logits (Hq,) one extra logit per head that takes weight and has no value.
+    in another way is written out when a backend first asks.
+    scores = softcap(scale · q kᵀ) + bias, seen through `visibility`; sink_logits (Hq,) one extra logit per
+    head that takes weight and has no value.
     bias: (B | 1, Hq | 1, Lq | 1, Lk | 1). relative: a bias by distance, in the dtype of the scores. Both are
     added. dropout: probability; `seed` makes it repeatable.
     observe: what will be asked about the weights; a backend may answer in the pass that computes the output.

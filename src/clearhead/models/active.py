@@ -8,12 +8,12 @@ others do not see it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
 from clearhead.mask import Mask
+from clearhead.models.context import ContextSlot
 from clearhead.observables import Observable
 
 
@@ -49,4 +49,4 @@ class Recorder(Protocol):
 
 
 #: The recorder of this context, or None. Set it with `token = ACTIVE.set(...)`, undo with `ACTIVE.reset`.
-ACTIVE: ContextVar[Recorder | None] = ContextVar("clearhead_active_recorder", default=None)
+ACTIVE: ContextSlot[Recorder] = ContextSlot("clearhead_active_recorder")

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 
 from clearhead.mask import Mask
 from clearhead.models.active import Call
+from clearhead.models.context import ContextSlot
 
 #: Says for a call what its heads may see at most: a `Mask` to be combined with the model's own, or None.
 Rule = Callable[[Call], Mask | None]
 
 #: The rule of this context, or None.
-RULE: ContextVar[Rule | None] = ContextVar("clearhead_narrowing_rule", default=None)
+RULE: ContextSlot[Rule] = ContextSlot("clearhead_narrowing_rule")
 
 
 @contextmanager
