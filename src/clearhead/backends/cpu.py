@@ -56,6 +56,12 @@ class Cpu:
             return Result(out, lse if request.needs_lse else None, _answers(asked))
         return Result(*_run(request, asked, request.needs_lse), _answers(asked) if asked else ())
 
+    def gradients(
+        self, request: Request, out: Tensor, lse: Tensor, grad_out: Tensor | None, grad_lse: Tensor | None
+    ) -> tiles.Gradients:
+        """Return the gradients of all inputs from those of out and lse."""
+        return _Passes(()).gradients(request, out, lse, grad_out, grad_lse)
+
     @torch.no_grad()
     def observe(self, request: Request, result: Result, observables: Sequence[Observable]) -> tuple[Any, ...]:
         """Answer what the core has no question for (observables of a user's own) from tiles."""
@@ -65,7 +71,7 @@ class Cpu:
 
 
 class _Passes:
-    """The two passes of one call."""
+    """The two passes of one call, the first of which answers what was asked."""
 
     name = "cpu"
 
@@ -81,8 +87,12 @@ class _Passes:
     def gradients(
         self, request: Request, out: Tensor, lse: Tensor, grad_out: Tensor | None, grad_lse: Tensor | None
     ) -> tiles.Gradients:
-        """Return the gradients of q, k and v from the core; of biases and sinks from tiles."""
-        return tiles.backward(request, out, lse, grad_out, grad_lse)
+        """Return the gradients of q, k and v from the core; or all from tiles, if a bias wants one."""
+        values = None if request.relative is None else request.relative.values
+        extras = (request.bias, request.sink_logits, values)
+        if any(tensor is not None and tensor.requires_grad for tensor in extras):
+            return tiles.backward(request, out, lse, grad_out, grad_lse)
+        return tiles.Gradients(*_run_back(request, out, lse, grad_out, grad_lse), None, None, None)
 
 
 def _answers(asked: Asked) -> tuple[Any, ...]:
@@ -129,6 +139,43 @@ def _run(request: Request, asked: Asked, with_lse: bool) -> tuple[Tensor, Tensor
     )
     del held  # only now may the memory go that the addresses above point to
     return out, lse
+
+
+def _run_back(
+    request: Request, out: Tensor, lse: Tensor, grad_out: Tensor | None, grad_lse: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The backward pass of the core: the gradients of q, k and v, in their dtypes."""
+    shape = request.shape
+    q, k, v = (t.detach().resolve_neg() for t in (request.q, request.k, request.v))
+    dq, dk, dv = (torch.empty(t.shape, dtype=torch.float32) for t in (q, k, v))
+    out, lse = out.resolve_neg(), lse.contiguous()
+    if grad_out is not None:
+        grad_out = grad_out.to(out.dtype).resolve_neg()
+    if grad_lse is not None:
+        grad_lse = grad_lse.to(torch.float32).contiguous().resolve_neg()
+    bias, relative, sink, held = _extras(request)
+    core = native.core()
+    assert core is not None
+    core.backward(
+        shape,
+        flatten.rows(q),
+        flatten.rows(k),
+        flatten.rows(v),
+        flatten.mask(request.visibility, positions=relative is not None),
+        request.scale,
+        request.softcap or 0.0,
+        bias,
+        relative,
+        sink,
+        flatten.rows(out),
+        None if grad_out is None else flatten.rows(grad_out),
+        lse.data_ptr(),
+        0 if grad_lse is None else grad_lse.data_ptr(),
+        (dq.data_ptr(), dk.data_ptr(), dv.data_ptr()),
+        torch.get_num_threads(),
+    )
+    del held
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
 
 _Extras = tuple[tuple[int, ...] | None, tuple[int, int, int] | None, int, tuple[Tensor, ...]]
