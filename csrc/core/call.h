@@ -54,6 +54,7 @@ struct Mask {
     const int64_t *block_query = nullptr, *block_key = nullptr;  // … or equal numbers >= 0, (B | 1, L)
     int64_t block_query_batch = 0, block_key_batch = 0;
 
+    // Limits lie below 2^62 or are no_limit.
     int64_t left = no_limit, right = no_limit;  // query position - left <= key position <= query position + right …
     int64_t sinks = 0;                          // … or key among the first `sinks` of its row or document
     int64_t chunk = 0;                          // > 0: same floor((position - origin of the key) / chunk)

@@ -33,11 +33,12 @@ CLEARHEAD_INLINE void raise_to(float* to, float x) {
     }
 }
 
-// Keys in order, `stride` floats apart: exponents and weights of a task's lanes.
+// Keys in order, `stride` floats apart: exponents (null where nothing asks for them) and weights of a task's lanes.
 struct Weighed {
     int64_t low, count;
     const float *exponents, *weights;
     int64_t stride;
+    float factor = 1.0f;  // what the exponents are still to be multiplied by
 };
 
 // One question in one task.
@@ -86,8 +87,9 @@ class Answers {
   public:
     static constexpr int most = 32;  // questions in one call
 
-    // peak, sum: [block_lanes], final.
-    Answers(const Plan& plan, const Task& task, const float* peak, const float* sum, Scratch& scratch)
+    // peak, sum: [block_lanes], final. left_out(number): questions that are answered elsewhere.
+    Answers(const Plan& plan, const Task& task, const float* peak, const float* sum, Scratch& scratch,
+            bool (*left_out)(const Call&, int64_t) = nullptr)
         : plan_(plan), call_(*plan.call), task_(task), lanes_(task.queries * task.heads),
           vectors_(static_cast<int>((lanes_ + W - 1) / W)), sum_(sum) {
         for (int64_t lane = 0; lane < block_lanes; lane += W) {
@@ -100,7 +102,7 @@ class Answers {
         for (int64_t i = 0; i < call_.question_count; ++i) {
             const Question& question = call_.questions[i];
             const uint64_t chosen = chosen_lanes(question, task);
-            if (chosen == 0) continue;
+            if (chosen == 0 || (left_out != nullptr && left_out(call_, i))) continue;
             const int64_t floats = state_floats(question, call_);
             Answer& answer = open_[count_++];
             answer = {&question, i, chosen, scratch.take<float>(floats)};
@@ -119,12 +121,22 @@ class Answers {
         return floats * 4;
     }
 
-    // The weights of some keys from their exponents, `stride` floats from key to key in both.
-    void weigh(const float* exponents, int64_t count, int64_t stride, float* weights) const {
+    // The weights of some keys from their exponents, `stride` floats from key to key in both. factor: what the
+    // exponents are still to be multiplied by, in one rounding with the difference, as the softmax does it.
+    void weigh(const float* exponents, int64_t count, int64_t stride, float* weights, float factor = 1.0f) const {
         for (int v = 0; v < vectors_; ++v) {
             const vf peak = load(peak_ + v * W), share = load(share_ + v * W);
             for (int64_t j = 0; j < count; ++j)
-                store(weights + j * stride + v * W, exp2(load(exponents + j * stride + v * W) - peak) * share);
+                store(weights + j * stride + v * W, exp2(load(exponents + j * stride + v * W) * factor - peak) * share);
+        }
+    }
+
+    // The same from weights that are relative to an earlier peak, [block_lanes].
+    void reweigh(const float* earlier, const float* kept, int64_t count, int64_t stride, float* weights) const {
+        for (int v = 0; v < vectors_; ++v) {
+            const vf share = exp2(load(earlier + v * W) - load(peak_ + v * W)) * load(share_ + v * W);
+            for (int64_t j = 0; j < count; ++j)
+                store(weights + j * stride + v * W, load(kept + j * stride + v * W) * share);
         }
     }
 
@@ -189,7 +201,7 @@ class Answers {
             vf total{};
             for (int64_t j = 0; j < keys.count; ++j) {
                 const vf weight = load(keys.weights + j * keys.stride + v * W);
-                const vf term = weight * ((norm - load(keys.exponents + j * keys.stride + v * W)) * ln_2);
+                const vf term = weight * ((norm - load(keys.exponents + j * keys.stride + v * W) * keys.factor) * ln_2);
                 total += choose(weight == 0.0f, same(0.0f), term);  // 0 log 0 = 0
             }
             store(answer.state + v * W, load(answer.state + v * W) + total);

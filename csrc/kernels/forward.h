@@ -1,9 +1,9 @@
 // The forward of one block: its queries against all the keys that they may see (Dao et al. 2022, algorithm 1).
 #pragma once
 
-#include "answer.h"
 #include "microkernel.h"
 #include "pairs.h"
+#include "ride.h"
 #include "scores.h"
 #include "softmax.h"
 
@@ -66,80 +66,153 @@ struct FloatProducts {
     int64_t kv() const { return task.head / (call.Hq / call.Hkv); }
 };
 
-// The exponents of a block for all its keys, kept for the questions. Without questions: nothing.
-struct Kept {
+// How a block is watched while it walks over its keys; three ways with the same face.
+
+// No questions: nothing.
+struct Unwatched {
+    void begin(Block&, int64_t, int64_t) {}
+    void scored(const Block&, const Run*, int, float, const float*) {}
+    template <int V, class Softmax>
+    CLEARHEAD_INLINE void with_ride(const Softmax& softmax) {
+        softmax(NoRide<V>{});
+    }
+    void end(const Block&, const Run*, int, float) {}
+};
+
+// Questions about a whole block: some ride along; for the others the weights are kept until the end.
+class Watched {
+  public:
+    Watched(const Plan& plan, const Task& task, Scratch& scratch) : plan_(plan), task_(task), riders_(plan, task, scratch) {
+        const Call& call = *plan.call;
+        for (int64_t i = 0; i < call.question_count; ++i)
+            keeps_ |= !Riders::rides(call, i) && chosen_lanes(call.questions[i], task) != 0;
+        if (!keeps_) return;
+        const int64_t keys = keys_in(visible_ranges(plan, task));
+        weights_ = scratch.take<float>(keys * block_lanes);
+        stretches_ = scratch.take<Stretch>(keys / chunk_keys + Ranges::capacity + 1);
+    }
+
+    static int64_t bytes(const Call& call, int64_t keys) {
+        const int64_t stretches = keys / chunk_keys + Ranges::capacity + 1;
+        return Riders::bytes(call) + keys * block_lanes * 4 + stretches * static_cast<int64_t>(sizeof(Stretch)) + 2 * 64;
+    }
+
+    void begin(Block& block, int64_t low, int64_t count) {
+        low_ = low;
+        if (!keeps_) return;
+        stretches_[found_].low = low;
+        stretches_[found_].count = count;
+        block.weights = weights_ + rows_ * block_lanes;
+        rows_ += count;
+    }
+
+    void scored(const Block& block, const Run* runs, int found, float factor, const float* most) {
+        riders_.before(block, runs, found, factor, low_, most);
+    }
+
+    template <int V, class Softmax>
+    CLEARHEAD_INLINE void with_ride(const Softmax& softmax) {
+        if (riders_.entropy && riders_.distance) return softmax(Ride<V, true, true>(riders_, low_));
+        if (riders_.entropy) return softmax(Ride<V, true, false>(riders_, low_));
+        if (riders_.distance) return softmax(Ride<V, false, true>(riders_, low_));
+        softmax(Ride<V, false, false>(riders_, low_));
+    }
+
+    void end(const Block& block, const Run* runs, int found, float) {
+        if (!keeps_) return;
+        for (int n = 0; n < found; ++n) {  // vectors that were passed over see nothing
+            if (runs[n].v0 == 0 && runs[n].v1 == block.vectors) continue;
+            for (int64_t j = runs[n].low; j < runs[n].low + runs[n].count; ++j)
+                for (int v = 0; v < block.vectors; ++v)
+                    if (v < runs[n].v0 || v >= runs[n].v1) store(block.weights + j * block_lanes + v * W, vf{});
+        }
+        __builtin_memcpy(stretches_[found_++].peak, block.peak, sizeof(Stretch::peak));
+    }
+
+    // Answers all questions. weights: room for a chunk; values: room to stage a chunk of values.
+    void close(const float* peak, const float* sum, float factor, float* weights, float* values, Scratch& scratch) {
+        riders_.close(peak, sum, factor);
+        if (!keeps_) return;
+        const Call& call = *plan_.call;
+        Answers answers(plan_, task_, peak, sum, scratch, Riders::rides);
+        const float* from = weights_;
+        for (int64_t n = 0; n < found_; ++n) {
+            const Stretch& stretch = stretches_[n];
+            answers.reweigh(stretch.peak, from, stretch.count, block_lanes, weights);
+            Panel rows{nullptr, 0};
+            if (answers.needs_values())
+                rows = stage(call.v, task_.b, task_.head / (call.Hq / call.Hkv), stretch.low, stretch.count, call.dv, values);
+            answers.take({stretch.low, stretch.count, nullptr, weights, block_lanes}, rows);
+            from += stretch.count * block_lanes;
+        }
+        answers.close();
+    }
+
+  private:
     struct Stretch {
+        alignas(64) float peak[block_lanes];  // what its weights are relative to
         int64_t low, count;
     };
-    float* exponents = nullptr;  // [key][block_lanes], stretch after stretch
-    Stretch* stretches = nullptr;
-    int64_t count = 0, rows = 0;
-    bool in_place = false;  // of a piece: key low + j of the task is row j, whatever was passed over
-    int64_t first = 0;
+
+    const Plan& plan_;
+    const Task& task_;
+    Riders riders_;
+    bool keeps_ = false;
+    float* weights_ = nullptr;  // [key][block_lanes], stretch after stretch
+    Stretch* stretches_ = nullptr;
+    int64_t found_ = 0, rows_ = 0, low_ = 0;
+};
+
+// Questions about a piece of a block whose keys are split: its scores are kept for the join.
+struct WatchedPiece {
+    float* scores;  // [key of the piece][block_lanes], -inf where nothing was computed
+    int64_t first;
 
     // What a tile may write beyond the last key.
     static constexpr int64_t beyond = 16;
 
-    static int64_t bytes(int64_t keys) {
-        return (keys + beyond) * block_lanes * 4 + (keys / chunk_keys + Ranges::capacity + 1) * 16 + 128;
+    void begin(Block& block, int64_t low, int64_t) { block.scores = scores + (low - first) * block_lanes; }
+    void scored(const Block&, const Run*, int, float, const float*) {}
+    template <int V, class Softmax>
+    CLEARHEAD_INLINE void with_ride(const Softmax& softmax) {
+        softmax(NoRide<V>{});
     }
 
-    void begin(Block& block, int64_t low, int64_t keys) {
-        if (exponents == nullptr) return;
-        if (in_place) rows = low - first;
-        if (stretches != nullptr) stretches[count++] = {low, keys};
-        block.scores = exponents + rows * block_lanes;
-    }
-
-    // Makes exponents of the scores; vectors that were passed over see nothing.
-    void end(const Block& block, const Run* runs, int found, float factor) {
-        if (exponents == nullptr) return;
-        for (int n = 0; n < found; ++n)
-            for (int64_t j = runs[n].low; j < runs[n].low + runs[n].count; ++j) {
-                float* row = block.scores + j * block_lanes;
-                for (int v = 0; v < block.vectors; ++v) {
-                    const bool seen = v >= runs[n].v0 && v < runs[n].v1;
-                    store(row + v * W, seen ? load(row + v * W) * factor : same(-__builtin_inff()));
-                }
-                ++rows;
-            }
+    // Vectors that were passed over see nothing, nor is anything beyond the last key.
+    void end(const Block& block, const Run* runs, int found, float) {
+        const vf nothing = same(-__builtin_inff());
+        int64_t last = 0;
+        for (int n = 0; n < found; ++n) {
+            last = runs[n].low + runs[n].count;
+            for (int64_t j = runs[n].low; j < last; ++j)
+                for (int v = 0; v < block.vectors; ++v)
+                    if (v < runs[n].v0 || v >= runs[n].v1) store(block.scores + j * block_lanes + v * W, nothing);
+        }
+        for (int64_t i = last * block_lanes; i < (last + beyond) * block_lanes; i += W) store(block.scores + i, nothing);
     }
 };
 
-// Answers the questions about a block from its exponents, which become weights on the way.
-struct Closing {
-    const Plan& plan;
-    const Task& task;
-    Answers answers;
-    float *weights, *values;
-
-    Closing(const Plan& of, const Task& at, const float* peak, const float* sum, float* weights_room, float* values_room,
-            Scratch& scratch)
-        : plan(of), task(at), answers(of, at, peak, sum, scratch), weights(weights_room), values(values_room) {}
-
-    void stretch(const float* exponents, int64_t low, int64_t count) {
-        const Call& call = *plan.call;
-        for (int64_t j = 0; j < count; j += chunk_keys) {
-            const int64_t here = count - j < chunk_keys ? count - j : chunk_keys;
-            answers.weigh(exponents + j * block_lanes, here, block_lanes, weights);
-            Panel panel{nullptr, 0};
-            if (answers.needs_values())
-                panel = stage(call.v, task.b, task.head / (call.Hq / call.Hkv), low + j, here, call.dv, values);
-            answers.take({low + j, here, exponents + j * block_lanes, weights, block_lanes}, panel);
-        }
+// Calls each(Number<V>, v) for all vectors, two at a time.
+struct Pairwise {
+    int vectors;
+    template <class Each>
+    CLEARHEAD_INLINE void operator()(const Each& each) const {
+        int v = 0;
+        for (; v + 2 <= vectors; v += 2) each(Number<2>{}, v);
+        if (v < vectors) each(Number<1>{}, v);
     }
 };
 
 // One chunk of keys: scores, softmax, values.
-template <class Products>
+template <class Products, class Watch>
 inline void chunk(const Plan& plan, const Task& task, Block& block, Products& products, const Scaling& scaling,
-                  int64_t low, int64_t count, Kept& kept) {
+                  int64_t low, int64_t count, Watch& watch) {
     const Call& call = *plan.call;
     const uint64_t* words = visible_words(plan, task, low, count, block.words) ? block.words : nullptr;
     Run runs[chunk_keys / run_keys + 1];
     const int found = runs_of(words, count, block.vectors, runs);
     if (found == 1 && runs[0].v0 == runs[0].v1) return;  // nobody sees anything here
-    kept.begin(block, low, count);
+    watch.begin(block, low, count);
     alignas(64) float most[block_lanes], fade[block_lanes];
     for (int64_t lane = 0; lane < block_lanes; ++lane) most[lane] = -__builtin_inff();
     const bool extras = has_extras(call);
@@ -150,16 +223,20 @@ inline void chunk(const Plan& plan, const Task& task, Block& block, Products& pr
         factor = 1.0f;
     }
     if (words == nullptr && !peaks) plain_peaks(block.scores, count, block.vectors, most);
-    auto softmax = [&](auto width, int v) __attribute__((always_inline)) {
+    const Pairwise vectors{block.vectors};
+    if (words != nullptr)
+        vectors([&](auto width, int v) __attribute__((always_inline)) {
+            masked_peaks<decltype(width)::value>(block.scores, runs, found, words, v, most);
+        });
+    watch.scored(block, runs, found, factor, most);
+    vectors([&](auto width, int v) __attribute__((always_inline)) {
         constexpr int V = decltype(width)::value;
-        if (words != nullptr) masked_peaks<V>(block.scores, runs, found, words, v, most);
-        admit<V>(block, runs, found, factor, v, most, fade, products.ahead());
-    };
-    int v = 0;
-    for (; v + 2 <= block.vectors; v += 2) softmax(Number<2>{}, v);
-    if (v < block.vectors) softmax(Number<1>{}, v);
+        watch.template with_ride<V>([&](auto ride) __attribute__((always_inline)) {
+            admit<V>(block, runs, found, factor, v, most, fade, products.ahead(), ride);
+        });
+    });
     products.mix(low, count, runs, found, fade);
-    kept.end(block, runs, found, factor);
+    watch.end(block, runs, found, factor);
 }
 
 inline void start(const Call& call, const Task& task, Block& block, const Scaling& scaling) {
@@ -197,17 +274,30 @@ inline void finish(const Call& call, const Task& task, int64_t lanes, const floa
     }
 }
 
-template <class Products>
+template <class Products, class Watch>
 inline void all_chunks(const Plan& plan, const Task& task, Block& block, Products products, const Scaling& scaling,
-                       Kept& kept) {
+                       Watch& watch) {
     products.begin(scaling);
     const Ranges ranges = visible_ranges(plan, task);
     for (int i = 0; i < ranges.count; ++i)
         for (int64_t low = ranges.part[i].low; low < ranges.part[i].high; low += chunk_keys) {
             const int64_t left = ranges.part[i].high - low;
-            chunk(plan, task, block, products, scaling, low, left < chunk_keys ? left : chunk_keys, kept);
+            chunk(plan, task, block, products, scaling, low, left < chunk_keys ? left : chunk_keys, watch);
         }
     products.end();
+}
+
+// All keys of a block, by the products that suit the call's types.
+template <class Watch>
+inline void walk(const Plan& plan, const Task& task, Block& block, const Scaling& scaling, Scratch& scratch, Watch& watch) {
+    const Call& call = *plan.call;
+#if defined(CLEARHEAD_PAIRS)
+    if (runs_on_pairs(call, scaling))
+        return all_chunks(plan, task, block, PairProducts{call, task, block, PairBlock(call, scratch)}, scaling, watch);
+#else
+    (void)scratch;
+#endif
+    all_chunks(plan, task, block, FloatProducts{call, task, block}, scaling, watch);
 }
 
 void forward_block(const Plan& plan, const Task& task, char* memory, const Pieces& pieces) {
@@ -216,40 +306,27 @@ void forward_block(const Plan& plan, const Task& task, char* memory, const Piece
     Block block(call, task, scratch);
     const Scaling scaling(call.scale);
     start(call, task, block, scaling);
-    Kept kept;
-    const bool asked = any_chosen(call, task);
-    if (asked && task.piece < 0) {
-        const int64_t keys = keys_in(visible_ranges(plan, task));
-        kept.exponents = scratch.take<float>((keys + Kept::beyond) * block_lanes);
-        kept.stretches = scratch.take<Kept::Stretch>(keys / chunk_keys + Ranges::capacity + 1);
-    } else if (asked) {
-        kept.exponents = pieces.exponents + task.piece * pieces.rows * block_lanes;
-        kept.in_place = true;
-        kept.first = task.keys.low;
-        for (int64_t i = 0; i < pieces.rows * block_lanes; i += W) store(kept.exponents + i, same(-__builtin_inff()));
-    }
-#if defined(CLEARHEAD_PAIRS)
-    if (runs_on_pairs(call, scaling))
-        all_chunks(plan, task, block, PairProducts{call, task, block, PairBlock(call, scratch)}, scaling, kept);
-    else
-#endif
-        all_chunks(plan, task, block, FloatProducts{call, task, block}, scaling, kept);
-    if (task.piece >= 0) {
-        float* piece = pieces.results + task.piece * piece_floats(call, block_lanes);
-        __builtin_memcpy(piece, block.peak, block_lanes * 4);
-        __builtin_memcpy(piece + block_lanes, block.sum, block_lanes * 4);
-        __builtin_memcpy(piece + 2 * block_lanes, block.out, static_cast<size_t>(call.dv * block_lanes) * 4);
+    const bool asked = any_chosen(call, task), whole = task.piece < 0;
+    if (asked && whole) {
+        Watched watch(plan, task, scratch);
+        walk(plan, task, block, scaling, scratch, watch);
+        finish(call, task, block.lanes, block.out, block.peak, block.sum, block.room);
+        watch.close(block.peak, block.sum, has_extras(call) ? 1.0f : scaling.factor, block.scores, block.keys, scratch);
         return;
     }
-    finish(call, task, block.lanes, block.out, block.peak, block.sum, block.room);
-    if (!asked) return;
-    Closing closing(plan, task, block.peak, block.sum, block.weights, block.keys, scratch);
-    const float* exponents = kept.exponents;
-    for (int64_t i = 0; i < kept.count; ++i) {
-        closing.stretch(exponents, kept.stretches[i].low, kept.stretches[i].count);
-        exponents += kept.stretches[i].count * block_lanes;
+    if (asked) {
+        WatchedPiece watch{pieces.exponents + task.piece * pieces.rows * block_lanes, task.keys.low};
+        for (int64_t i = 0; i < pieces.rows * block_lanes; i += W) store(watch.scores + i, same(-__builtin_inff()));
+        walk(plan, task, block, scaling, scratch, watch);
+    } else {
+        Unwatched watch;
+        walk(plan, task, block, scaling, scratch, watch);
     }
-    closing.answers.close();
+    if (whole) return finish(call, task, block.lanes, block.out, block.peak, block.sum, block.room);
+    float* piece = pieces.results + task.piece * piece_floats(call, block_lanes);
+    __builtin_memcpy(piece, block.peak, block_lanes * 4);
+    __builtin_memcpy(piece + block_lanes, block.sum, block_lanes * 4);
+    __builtin_memcpy(piece + 2 * block_lanes, block.out, static_cast<size_t>(call.dv * block_lanes) * 4);
 }
 
 int64_t forward_block_bytes(const Plan& plan, int64_t keys) {
@@ -258,7 +335,7 @@ int64_t forward_block_bytes(const Plan& plan, int64_t keys) {
 #if defined(CLEARHEAD_PAIRS)
     bytes += PairBlock::bytes(call);
 #endif
-    if (call.question_count > 0) bytes += Kept::bytes(keys) + Answers::bytes(call);
+    if (call.question_count > 0) bytes += Watched::bytes(call, keys) + Answers::bytes(call);
     return bytes;
 }
 
@@ -286,14 +363,25 @@ void join_pieces(const Plan& plan, const Task& task, char* memory, const Pieces&
     }
     finish(call, task, block.lanes, block.out, block.peak, block.sum, block.room);
     if (!any_chosen(call, task)) return;
-    Closing closing(plan, task, block.peak, block.sum, block.weights, block.keys, scratch);
-    for (int64_t i = 0; i < count; ++i) {
-        const int64_t low = i * (task.keys.high - task.keys.low);
-        const int64_t left = call.Lk - low;
-        closing.stretch(pieces.exponents + (first + i) * pieces.rows * block_lanes, low,
-                        left < task.keys.high - task.keys.low ? left : task.keys.high - task.keys.low);
+    Answers answers(plan, task, block.peak, block.sum, scratch);
+    const float factor = has_extras(call) ? 1.0f : Scaling(call.scale).factor;
+    const int64_t each = task.keys.high - task.keys.low;
+    for (int64_t low = 0; low < call.Lk; low += chunk_keys) {
+        for (int64_t from = low; from < low + chunk_keys && from < call.Lk;) {  // a chunk may reach into the next piece
+            const int64_t piece = from / each, within = from % each;
+            int64_t keys = low + chunk_keys - from;
+            if (keys > each - within) keys = each - within;
+            if (keys > call.Lk - from) keys = call.Lk - from;
+            const float* exponents = pieces.exponents + ((first + piece) * pieces.rows + within) * block_lanes;
+            answers.weigh(exponents, keys, block_lanes, block.weights, factor);
+            Panel rows{nullptr, 0};
+            if (answers.needs_values())
+                rows = stage(call.v, task.b, task.head / (call.Hq / call.Hkv), from, keys, call.dv, block.keys);
+            answers.take({from, keys, exponents, block.weights, block_lanes, factor}, rows);
+            from += keys;
+        }
     }
-    closing.answers.close();
+    answers.close();
 }
 
 }  // namespace
