@@ -58,3 +58,32 @@ def test_answers_that_came_with_the_pass_are_not_asked_for_again(seeing: Seeing)
 def test_nothing_is_asked_later_where_everything_came_along(seeing: Seeing) -> None:
     assert attention(Q, Q, Q, observe=MaxWeight(), backend="seeing")[1] == ("came along",)
     assert seeing.asked_later == []
+
+
+class Choosy(Seeing):
+    """Rather leaves long calls to others."""
+
+    name = "choosy"
+
+    def declines(self, request: Request) -> str | None:
+        return "others are faster there" if request.shape.Lq > 5 else None
+
+
+def test_a_backend_may_leave_a_request_to_the_next_one_but_does_it_if_named() -> None:
+    backend = Choosy()
+    registry.register(backend, first=True)
+    try:
+        attention(Q, Q, Q, observe=Entropy())
+        assert backend.asked_later == []
+        attention(Q[:, :, :3], Q, Q, observe=Entropy())
+        attention(Q, Q, Q, observe=Entropy(), backend="choosy")
+        assert len(backend.asked_later) == 2
+    finally:
+        registry.unregister("choosy")
+
+
+def test_what_all_decline_is_done_by_the_first_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Choosy()
+    monkeypatch.setattr(registry, "_BACKENDS", {"choosy": backend})
+    attention(Q, Q, Q, observe=Entropy())
+    assert len(backend.asked_later) == 1
