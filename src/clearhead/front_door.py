@@ -30,6 +30,8 @@ DISTANCES_LIMIT = 2**26
 _NO_MASK = Mask()
 #: How many modes look at every torch operation just now (tracing, fake tensors, counting).
 _dispatch_modes = torch._C._len_torch_dispatch_stack
+#: Whether torch.jit.trace writes down what happens.
+_scripting = torch._C._is_tracing
 
 
 def attention(
@@ -85,7 +87,7 @@ def attention(
     >>> out.shape, entropy.shape, entropy[0, 0, 0].item()  # the first query sees itself only
     (torch.Size([1, 4, 5, 8]), torch.Size([1, 4, 5]), 0.0)
     """
-    if torch.compiler.is_compiling() or _dispatch_modes():
+    if torch.compiler.is_compiling() or _dispatch_modes() or _scripting():
         by_rows = isinstance(bias, RelativePosition) and isinstance(_offset(mask), Tensor)
         if not by_rows and not observe and not dropout and isinstance(k, Tensor) and isinstance(v, Tensor):
             out, lse = _traced(q, k, v, mask, scale, softcap, bias, sink_logits, backend)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from clearhead.backends import flatten, native, questions, tiles
 from clearhead.backends.base import Request, Result, own_precision
@@ -31,8 +32,17 @@ class Cpu:
     def supports(self, request: Request) -> str | None:
         """float32, bfloat16 and float16 on the CPU, everything but dropout."""
         q = request.q
-        if q.is_cpu and q.dtype in DTYPES and not request.dropout and native.core() is not None:
+        forward_mode = forward_ad._current_level >= 0
+        if (
+            q.is_cpu
+            and q.dtype in DTYPES
+            and not request.dropout
+            and not forward_mode
+            and native.core() is not None
+        ):
             return None
+        if forward_mode:
+            return "forward-mode derivatives are not supported; use backend='reference'"
         if native.core() is None:
             return native.why_not()
         if not q.is_cpu:
