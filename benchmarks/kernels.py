@@ -36,6 +36,7 @@ from speed.pairs import Budget
 
 PARTS: dict[str, Callable[[Setup], Cases]] = {
     "prefill": prefill.cases,
+    "windows": prefill.sparse_cases,
     "decode": decode.cases,
     "training": training.cases,
     "looking": looking.cases,
@@ -133,8 +134,8 @@ def timed(setup: Setup, machine: str | None, parts: list[str], seconds: float) -
             continue
         for make in PARTS[part](setup):
             for line in lines.run(make, setup, Budget(seconds, least=least), machine):
+                print(show.text(line, found[-1] if found else None), flush=True)
                 found.append(line | {"part": part})
-                print(show.text(line), flush=True)
     return found
 
 

@@ -27,7 +27,7 @@ NAMES = (
     "kernels",
 )  # timing comes last
 #: Without whole models and memory, which say nothing about an instruction set.
-AS_AVX2 = ("--isa", "v3", "--only", "prefill", "decode", "training", "looking", "small", "curve")
+AS_AVX2 = ("--isa", "v3", "--only", "prefill", "windows", "decode", "training", "looking", "small", "curve")
 
 
 def ran(name: str, arguments: list[str]) -> bool:

@@ -76,8 +76,8 @@ def observed(setup: Setup, shape: Shape, name: str, is_causal: bool) -> Case:
     without = "without questions"
     fits = shape == SHAPE
     return Case(
-        "what looking adds",
-        f"{shape}, {'causal' if is_causal else 'full'}: {name}",
+        f"what looking adds, {'causal' if is_causal else 'full'}, {shape}",
+        name,
         ours,
         {without: plain},
         check,

@@ -74,8 +74,8 @@ def prefill(n: int, looking: bool) -> Case:
 
     faster = Goal(1, 1) if looking else Goal(1.25, 1.5) if n == 8192 else Goal()
     return Case(
-        "SmolLM2, prefill",
-        f"{n} tokens" + (f", {len(questions)} observables of every query" if looking else ""),
+        "SmolLM2, prefill" + (f", {len(questions)} observables of every query" if looking else ""),
+        f"{n} tokens",
         ours,
         {"transformers sdpa": peer},
         check,

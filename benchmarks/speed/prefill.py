@@ -1,4 +1,4 @@
-"""Long inputs at once: full, causal, bfloat16, windows, packed documents."""
+"""Long inputs at once: full, causal, bfloat16; and where most pairs are hidden: windows, packed documents."""
 
 from __future__ import annotations
 
@@ -60,11 +60,15 @@ PLAIN_GOALS = {
 
 
 def cases(setup: Setup) -> Cases:
-    """Everything on long inputs."""
+    """Full and causal."""
     for dtype in (torch.float32, torch.bfloat16):
         for is_causal in (False, True):
             for shape in QUICK if setup.quick else FULL:
                 yield partial(plain, setup, shape, dtype, is_causal)
+
+
+def sparse_cases(setup: Setup) -> Cases:
+    """Windows and documents."""
     yield partial(window, setup, Shape(1, 9, 3, 16384, 64), 1024)
     yield partial(window, setup, Shape(1, 9, 3, 16384, 64), 256)
     if not setup.quick:

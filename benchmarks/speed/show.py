@@ -8,29 +8,29 @@ from typing import Any
 
 Line = dict[str, Any]
 COLUMNS = (
-    ("work", 27),
-    ("shape", 44),
-    ("ours ms", 9),
+    ("shape", 30),
+    ("ours ms", 8),
     ("peer", 18),
-    ("peer ms", 9),
-    ("ratio", 7),
-    ("spread", 13),
-    ("rate", 10),
-    ("of ceiling", 20),
-    ("target", 30),
+    ("peer ms", 8),
+    ("ratio", 8),
+    ("spread", 15),
+    ("rate", 9),
+    ("of ceiling", 15),
     ("reached", 7),
+    ("target", 0),
 )
-LEFT = ("work", "shape", "peer", "target", "reached")
+LEFT = ("shape", "peer", "target", "reached")
 
 
 def head() -> str:
     """The names of the columns."""
-    return _row({name: name for name, _ in COLUMNS})
+    return "  " + _row({name: name for name, _ in COLUMNS})
 
 
-def text(line: Line) -> str:
-    """One line."""
-    return _row(cells(line))
+def text(line: Line, before: Line | None = None) -> str:
+    """One line, under the name of its work if that is not the one of the line before."""
+    same = before is not None and before["work"] == line["work"]
+    return ("" if same else f"{line['work']}\n") + "  " + _row(cells(line))
 
 
 def cells(line: Line) -> dict[str, str]:
