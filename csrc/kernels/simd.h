@@ -35,6 +35,7 @@ static_assert(block_lanes <= 64, "the visible lanes of a key are a 64-bit word")
 
 typedef float vf __attribute__((vector_size(W * 4)));
 typedef int32_t vi __attribute__((vector_size(W * 4)));
+typedef uint32_t vu __attribute__((vector_size(W * 4)));  // arithmetic that wraps around
 typedef float vf_loose __attribute__((vector_size(W * 4), aligned(4), may_alias));
 typedef int32_t vi_loose __attribute__((vector_size(W * 4), aligned(4), may_alias));
 
@@ -45,6 +46,8 @@ CLEARHEAD_INLINE void store(float* to, vf x) { *reinterpret_cast<vf_loose*>(to) 
 CLEARHEAD_INLINE vf same(float x) { return x - vf{}; }  // x - 0 is x, so the compiler sees a broadcast
 CLEARHEAD_INLINE vi same_int(int32_t x) { return x - vi{}; }
 CLEARHEAD_INLINE vi bits_of(vf x) { return reinterpret_cast<vi>(x); }
+CLEARHEAD_INLINE vu plain_bits_of(vf x) { return reinterpret_cast<vu>(x); }
+CLEARHEAD_INLINE vf floats_of(vu x) { return reinterpret_cast<vf>(x); }
 CLEARHEAD_INLINE vf floats_of(vi x) { return reinterpret_cast<vf>(x); }
 CLEARHEAD_INLINE vf choose(vi where, vf yes, vf no) { return where ? yes : no; }
 
@@ -109,7 +112,7 @@ CLEARHEAD_INLINE vf exp2(vf x) {
     p = p * f + 0x1.62e43p-1f;
     p = p * f + 1.0f;
     // The exponent: the integer sits in the low bits of `shifted`. -127 gives exponent field 0: exactly 0 below.
-    const vi power = (bits_of(shifted) + 127) << 23;
+    const vu power = (plain_bits_of(shifted) + 127u) << 23;
     const vf scaled = p * floats_of(power);
     return choose(x <= low, same(0.0f), scaled);
 #endif
@@ -117,10 +120,10 @@ CLEARHEAD_INLINE vf exp2(vf x) {
 
 // log2 of a positive normal number, absolute error below 1e-7 + rounding; -inf for 0, NaN for NaN.
 CLEARHEAD_INLINE vf log2(vf x) {
-    const vi bits = bits_of(x);
-    const vi shifted = bits - 0x3f3504f3;  // so that the mantissa lies in √½ … √2
+    const vu bits = plain_bits_of(x);
+    const vi shifted = reinterpret_cast<vi>(bits - 0x3f3504f3u);  // so that the mantissa lies in √½ … √2
     const vi power = shifted >> 23;
-    const vf m = floats_of(bits - (power << 23)) - 1.0f;
+    const vf m = floats_of(bits - (reinterpret_cast<vu>(power) << 23)) - 1.0f;
     // log(1 + m): the polynomial of Cephes' logf (Moshier).
     vf p = m * 7.0376836292e-2f - 1.1514610310e-1f;
     p = p * m + 1.1676998740e-1f;
