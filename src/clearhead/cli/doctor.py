@@ -186,7 +186,7 @@ def _problems(found: dict[str, Any]) -> list[str]:
         problems.append(f"the C++ core was built with {core['sanitizers']}, for tests: it is slow")
     missing = [isa["name"] for isa in core["isas"] if isa["runs_here"] and not isa["built"]]
     if missing:
-        problems.append(f"the compiler of the C++ core did not know {', '.join(missing)}")
+        problems.append(f"the C++ core was built without {', '.join(missing)}, which runs here")
     if core["CLEARHEAD_ISA"]:
         problems.append(f"CLEARHEAD_ISA is set: the core runs {core['isa']} whatever the processor can do")
     if openmp is not None and len(openmp) > 1:
