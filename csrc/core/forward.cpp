@@ -79,6 +79,7 @@ Status forward(const Call& call) {
     OwnedPlan plan(call);
     SumsOverQueries sums(call);
     plan.sums = sums.places();
+    plan.locks = sums.locks();
     const Kernels& k = kernels();
     if (is_decoding(call)) {
         const Status status = decode(plan);
@@ -93,8 +94,8 @@ Status forward(const Call& call) {
     Pieces pieces;
     pieces.results = results.data();
     pieces.rows = piece_keys + 16;  // a tile may write beyond the last key
-    std::vector<float> exponents(call.question_count > 0 ? split * static_cast<size_t>(pieces.rows * k.lanes) : 0);
-    pieces.exponents = exponents.data();
+    std::vector<float> scores(call.question_count > 0 ? split * static_cast<size_t>(pieces.rows * k.lanes) : 0);
+    pieces.scores = scores.data();
     Status status = run_tasks(static_cast<int64_t>(work.tasks.size()), threads, call.interrupt, [&](int64_t i) {
         k.block(plan, work.tasks[static_cast<size_t>(i)], thread_scratch(scratch), pieces);
     });

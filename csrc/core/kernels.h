@@ -8,7 +8,7 @@ namespace clearhead {
 // What blocks over split keys leave behind for the join.
 struct Pieces {
     float* results = nullptr;    // piece_floats each
-    float* exponents = nullptr;  // [piece][piece_rows][lanes], if any question is asked; else null
+    float* scores = nullptr;     // [piece][rows][lanes], if any question is asked; else null
     int64_t rows = 0;            // keys of a piece, and room for what is computed beyond its last
 };
 

@@ -43,7 +43,8 @@ struct Plan {
     const Call* call = nullptr;
     const Reach* reach = nullptr;  // one per mask of the conjunction
     int reach_count = 0;
-    int64_t* const* sums = nullptr;  // per question: fixed-point sums over queries, or null (answers.h)
+    int64_t* const* sums = nullptr;  // per question: fixed-point sums over queries, or null (sums.h)
+    int32_t* locks = nullptr;         // (B, Hq): taken while a task adds to the sums of a head
 };
 
 // A plan and the memory behind it. Cost of making one: linear in Lq + Lk, constant without documents and padding.

@@ -20,6 +20,7 @@ int64_t edge(int64_t i, int64_t length, int64_t bins) { return i * length / bins
 
 SumsOverQueries::SumsOverQueries(const Call& call) : call_(call) {
     const int64_t heads = call.B * call.Hq;
+    if (call.question_count > 0) locks_.assign(static_cast<size_t>(heads), 0);
     sums_.resize(static_cast<size_t>(call.question_count));
     for (int64_t i = 0; i < call.question_count; ++i) {
         const Question& question = call.questions[i];

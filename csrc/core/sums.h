@@ -14,12 +14,14 @@ class SumsOverQueries {
   public:
     explicit SumsOverQueries(const Call& call);
     int64_t* const* places() const { return places_.data(); }
+    int32_t* locks() { return locks_.data(); }
     void write() const;  // turns the sums into the questions' results
 
   private:
     const Call& call_;
     std::vector<std::vector<int64_t>> sums_;
     std::vector<int64_t*> places_;
+    std::vector<int32_t> locks_;
 };
 
 }  // namespace clearhead

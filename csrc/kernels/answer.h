@@ -6,39 +6,19 @@
 #pragma once
 
 #include "block.h"
+#include "fixed_point.h"
 #include "microkernel.h"
 
 namespace clearhead {
 namespace {
 
-constexpr double fixed_point = 0x1p40;             // weights are at most 1: 2^22 queries fit
-constexpr int64_t not_a_number = int64_t{1} << 62;  // this bit of a fixed-point sum says that a term was NaN
-
-CLEARHEAD_INLINE void add_fixed(int64_t* to, float x) {
-    if (x == x) {
-        if (x != 0.0f) __atomic_fetch_add(to, static_cast<int64_t>(static_cast<double>(x) * fixed_point + 0.5), __ATOMIC_RELAXED);
-    } else {
-        __atomic_fetch_or(to, not_a_number, __ATOMIC_RELAXED);
-    }
-}
-
-// The larger of two floats >= 0 whatever the order of threads: their bits compare as integers. NaN is largest.
-CLEARHEAD_INLINE void raise_to(float* to, float x) {
-    uint32_t mine, theirs;
-    __builtin_memcpy(&mine, &x, 4);
-    mine &= 0x7fffffffu;
-    uint32_t* place = reinterpret_cast<uint32_t*>(to);
-    theirs = __atomic_load_n(place, __ATOMIC_RELAXED);
-    while (mine > theirs && !__atomic_compare_exchange_n(place, &theirs, mine, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-    }
-}
-
-// Keys in order, `stride` floats apart: exponents (null where nothing asks for them) and weights of a task's lanes.
+// Keys in order, `stride` floats apart: exponents and weights of a task's lanes.
 struct Weighed {
     int64_t low, count;
     const float *exponents, *weights;
     int64_t stride;
     float factor = 1.0f;  // what the exponents are still to be multiplied by
+    const float* shares = nullptr;  // [block_lanes], the same for the weights; null: 1
 };
 
 // One question in one task.
@@ -87,22 +67,15 @@ class Answers {
   public:
     static constexpr int most = 32;  // questions in one call
 
-    // peak, sum: [block_lanes], final. left_out(number): questions that are answered elsewhere.
-    Answers(const Plan& plan, const Task& task, const float* peak, const float* sum, Scratch& scratch,
-            bool (*left_out)(const Call&, int64_t) = nullptr)
+    // Before the weights are known.
+    Answers(const Plan& plan, const Task& task, Scratch& scratch)
         : plan_(plan), call_(*plan.call), task_(task), lanes_(task.queries * task.heads),
-          vectors_(static_cast<int>((lanes_ + W - 1) / W)), sum_(sum) {
-        for (int64_t lane = 0; lane < block_lanes; lane += W) {
-            const vf total = load(sum + lane);
-            store(share_ + lane, choose(total == 0.0f, same(0.0f), 1.0f / total));
-            store(norm_ + lane, load(peak + lane) + choose(total == 0.0f, same(0.0f), log2(total)));
-            store(peak_ + lane, load(peak + lane));
-            for (int i = 0; i < W; ++i) query_[lane + i] = static_cast<float>((lane + i) % task.queries);
-        }
+          vectors_(static_cast<int>((lanes_ + W - 1) / W)) {
+        for (int64_t lane = 0; lane < block_lanes; ++lane) query_[lane] = static_cast<float>(lane % task.queries);
         for (int64_t i = 0; i < call_.question_count; ++i) {
             const Question& question = call_.questions[i];
             const uint64_t chosen = chosen_lanes(question, task);
-            if (chosen == 0 || (left_out != nullptr && left_out(call_, i))) continue;
+            if (chosen == 0) continue;
             const int64_t floats = state_floats(question, call_);
             Answer& answer = open_[count_++];
             answer = {&question, i, chosen, scratch.take<float>(floats)};
@@ -114,6 +87,26 @@ class Answers {
         }
     }
 
+    // peak, sum: [block_lanes], final.
+    Answers(const Plan& plan, const Task& task, const float* peak, const float* sum, Scratch& scratch)
+        : Answers(plan, task, scratch) {
+        settle(peak, sum);
+    }
+
+    void settle(const float* peak, const float* sum) {
+        sum_ = sum;
+        for (int64_t lane = 0; lane < block_lanes; lane += W) {
+            const vf total = load(sum + lane);
+            store(share_ + lane, choose(total == 0.0f, same(0.0f), 1.0f / total));
+            store(norm_ + lane, load(peak + lane) + choose(total == 0.0f, same(0.0f), log2(total)));
+            store(peak_ + lane, load(peak + lane));
+        }
+    }
+
+    int count() const { return count_; }
+    const Answer& operator[](int i) const { return open_[i]; }
+    const float* shares() const { return share_; }  // [block_lanes], 1 / sum, 0 where nothing was seen
+
     // Memory for the states of all questions, in bytes.
     static int64_t bytes(const Call& call) {
         int64_t floats = 0;
@@ -121,8 +114,8 @@ class Answers {
         return floats * 4;
     }
 
-    // The weights of some keys from their exponents, `stride` floats from key to key in both. factor: what the
-    // exponents are still to be multiplied by, in one rounding with the difference, as the softmax does it.
+    // The weights of some keys from their exponents, `stride` floats from key to key in both.
+    // factor: as in `Weighed`. Multiplied here, in one rounding with the subtraction, as the softmax does it.
     void weigh(const float* exponents, int64_t count, int64_t stride, float* weights, float factor = 1.0f) const {
         for (int v = 0; v < vectors_; ++v) {
             const vf peak = load(peak_ + v * W), share = load(share_ + v * W);
@@ -131,12 +124,27 @@ class Answers {
         }
     }
 
-    // The same from weights that are relative to an earlier peak, [block_lanes].
-    void reweigh(const float* earlier, const float* kept, int64_t count, int64_t stride, float* weights) const {
-        for (int v = 0; v < vectors_; ++v) {
-            const vf share = exp2(load(earlier + v * W) - load(peak_ + v * W)) * load(share_ + v * W);
-            for (int64_t j = 0; j < count; ++j)
-                store(weights + j * stride + v * W, load(kept + j * stride + v * W) * share);
+    // What brings weights that are relative to an earlier peak to their final values; both [block_lanes].
+    void shares_since(const float* earlier, float* shares) const {
+        for (int v = 0; v < vectors_; ++v)
+            store(shares + v * W, exp2(load(earlier + v * W) - load(peak_ + v * W)) * load(share_ + v * W));
+    }
+
+    // Whether a question needs the final weights of single keys.
+    static bool single(Question::Kind kind) {
+        return kind == Question::Kind::key_mass || kind == Question::Kind::weights;
+    }
+    bool any_single() const {
+        for (int i = 0; i < count_; ++i)
+            if (single(open_[i].question->kind)) return true;
+        return false;
+    }
+
+    // Takes some keys for those questions alone.
+    void take_single(const Weighed& keys) const {
+        for (int i = 0; i < count_; ++i) {
+            if (open_[i].question->kind == Question::Kind::key_mass) received(open_[i], keys);
+            if (open_[i].question->kind == Question::Kind::weights) copy(open_[i], keys);
         }
     }
 
@@ -175,15 +183,14 @@ class Answers {
             switch (question.kind) {
                 case Question::Kind::entropy:
                 case Question::Kind::max_weight:
-                case Question::Kind::mean_distance: write(answer, 1, [&](int64_t, int64_t lane) { return settled(answer.state[lane], lane); }); break;
-                case Question::Kind::segment_mass:
-                    write(answer, question.segments, [&](int64_t s, int64_t lane) { return answer.state[s * block_lanes + lane]; });
+                case Question::Kind::mean_distance: 
+                    for_chosen(answer, [&](int64_t lane, int64_t result) { question.out[result] = settled(answer.state[lane], lane); });
                     break;
-                case Question::Kind::segment_output:
-                    write(answer, question.segments * call_.dv, [&](int64_t s, int64_t lane) { return answer.state[s * block_lanes + lane]; });
-                    break;
+                case Question::Kind::segment_mass: write_rows(answer, question.segments); break;
+                case Question::Kind::segment_output: write_rows(answer, question.segments * call_.dv); break;
                 case Question::Kind::segment_norm:
-                    write(answer, question.segments, [&](int64_t s, int64_t lane) { return length(answer.state + s * call_.dv * block_lanes + lane); });
+                    take_lengths(answer);
+                    write_rows(answer, question.segments);
                     break;
                 case Question::Kind::top_keys: write_top(answer); break;
                 case Question::Kind::pooled_mean:
@@ -195,6 +202,8 @@ class Answers {
     }
 
   private:
+    static constexpr int64_t together = 128;  // keys whose sums are added in one go
+
     void entropy(const Answer& answer, const Weighed& keys) const {
         for (int v = 0; v < vectors_; ++v) {
             const vf norm = load(norm_ + v * W);
@@ -230,30 +239,37 @@ class Answers {
         }
     }
 
-    // Calls each(number, from, to) for every stretch of keys with the same number.
-    template <class Each>
-    void for_stretches(const Answer& answer, const Weighed& keys, const Each& each) const {
+    void segments(const Answer& answer, const Weighed& keys) const {
         const int32_t* ids = answer.question->ids + task_.b * answer.question->ids_batch + keys.low;
         for (int64_t from = 0, to = 0; from < keys.count; from = to) {
             for (to = from + 1; to < keys.count && ids[to] == ids[from];) ++to;
-            each(ids[from], from, to);
-        }
-    }
-
-    void segments(const Answer& answer, const Weighed& keys) const {
-        for_stretches(answer, keys, [&](int32_t number, int64_t from, int64_t to) {
             for (int v = 0; v < vectors_; ++v) {
                 vf total{};
                 for (int64_t j = from; j < to; ++j) total += load(keys.weights + j * keys.stride + v * W);
-                float* state = answer.state + number * block_lanes + v * W;
+                float* state = answer.state + ids[from] * block_lanes + v * W;
                 store(state, load(state) + total);
             }
-        });
+        }
     }
 
+    // Whether any query sees key j.
+    bool seen(const Weighed& keys, int64_t j) const {
+        const vf hidden = same(-__builtin_inff());
+        for (int v = 0; v < vectors_; ++v) {
+            const vi used = lanes_in(first_bits(lanes_) >> (v * W));
+            if (any(choose(used, load(keys.exponents + j * keys.stride + v * W), hidden) != hidden)) return true;
+        }
+        return false;
+    }
+
+    // Values of keys that nobody sees may be anything: 0 times NaN must not get in.
     void outputs(const Answer& answer, const Weighed& keys, const Panel& values) const {
-        for_stretches(answer, keys, [&](int32_t number, int64_t from, int64_t to) {
-            float* state = answer.state + number * call_.dv * block_lanes;
+        const int32_t* ids = answer.question->ids + task_.b * answer.question->ids_batch + keys.low;
+        for (int64_t from = 0, to = 0; from < keys.count; from = to) {
+            to = from + 1;
+            if (!seen(keys, from)) continue;
+            while (to < keys.count && ids[to] == ids[from] && seen(keys, to)) ++to;
+            float* state = answer.state + ids[from] * call_.dv * block_lanes;
             product<Floats, Walk::across_rows>(
                 values.data + from * values.stride, values.stride, call_.dv, keys.weights + from * keys.stride, keys.stride,
                 to - from, 0, vectors_, [&](int64_t row, int v, const auto& sums) __attribute__((always_inline)) {
@@ -262,7 +278,7 @@ class Answers {
                         store(at, load(at) + sum);
                     });
                 });
-        });
+        }
     }
 
     // Each lane's best weights, sorted; a key sinks in from the top, pushing what it beats one place down.
@@ -293,22 +309,41 @@ class Answers {
         for (int64_t g = 0; g < task_.heads; ++g) {
             const uint64_t word = answer.chosen & bits_between(g * task_.queries, (g + 1) * task_.queries);
             if (word == 0) continue;
-            int64_t* sums = plan_.sums[answer.number] + (task_.b * call_.Hq + task_.head + g) * call_.Lk + keys.low;
-            for (int64_t j = 0; j < keys.count; j += W) {
-                const int64_t here = keys.count - j < W ? keys.count - j : W;
-                vf x[W];
-                for (int64_t i = 0; i < W; ++i) {
-                    x[i] = vf{};
-                    if (i < here)
+            vi chosen[block_vectors];
+            vf share[block_vectors];
+            for (int v = 0; v < vectors_; ++v) {
+                chosen[v] = lanes_in(word >> (v * W));
+                share[v] = keys.shares == nullptr ? same(1.0f) : load(keys.shares + v * W);
+            }
+            const int64_t head = task_.b * call_.Hq + task_.head + g;
+            int64_t* sums = plan_.sums[answer.number] + head * call_.Lk + keys.low;
+            for (int64_t low = 0; low < keys.count; low += together) {
+                const int64_t here = keys.count - low < together ? keys.count - low : together;
+                alignas(64) float each[together + W];
+                for (int64_t j = 0; j < here; j += W) {
+                    vf x[W];
+                    for (int64_t i = 0; i < W; ++i) {
+                        x[i] = vf{};
+                        if (j + i >= here) continue;
+                        const float* weights = keys.weights + (low + j + i) * keys.stride;
                         for (int v = 0; v < vectors_; ++v)
-                            x[i] += choose(lanes_in(word >> (v * W)), load(keys.weights + (j + i) * keys.stride + v * W), vf{});
+                            x[i] = choose(chosen[v], x[i] + load(weights + v * W) * share[v], x[i]);
+                    }
+                    transpose(x);
+                    vf total{};
+                    for (int i = 0; i < W; ++i) total += x[i];
+                    store(each + j, total);
                 }
-                transpose(x);
-                vf total{};
-                for (int i = 0; i < W; ++i) total += x[i];
-                float each[W];
-                store(each, total);
-                for (int64_t i = 0; i < here; ++i) add_fixed(sums + j + i, each[i]);
+                bool numbers = true;
+                for (int64_t j = 0; j < here; ++j) numbers &= each[j] == each[j];
+                const Held held(plan_.locks + head);
+                if (numbers) {
+                    for (int64_t j = 0; j < here; ++j) sums[low + j] += to_fixed(each[j]);
+                    continue;
+                }
+                for (int64_t j = 0; j < here; ++j)
+                    if (each[j] == each[j]) sums[low + j] += to_fixed(each[j]);
+                    else sums[low + j] |= not_a_number;
             }
         }
     }
@@ -338,7 +373,8 @@ class Answers {
     void copy(const Answer& answer, const Weighed& keys) const {
         for_chosen(answer, [&](int64_t lane, int64_t result) {
             float* out = answer.question->out + result * call_.Lk + keys.low;
-            for (int64_t j = 0; j < keys.count; ++j) out[j] = keys.weights[j * keys.stride + lane];
+            const float share = keys.shares == nullptr ? 1.0f : keys.shares[lane];
+            for (int64_t j = 0; j < keys.count; ++j) out[j] = keys.weights[j * keys.stride + lane] * share;
         });
     }
 
@@ -349,29 +385,54 @@ class Answers {
     void for_chosen(const Answer& answer, const Each& each) const {
         for (int64_t lane = 0; lane < lanes_; ++lane) {
             if (!(answer.chosen >> lane & 1)) continue;
-            const int64_t head = task_.head + lane / task_.queries, query = task_.query + lane % task_.queries;
-            each(lane, (task_.b * call_.Hq + head) * answer.question->R + answer.question->place[query]);
+            each(lane, row_of(answer, lane));
         }
     }
 
-    template <class Value>
-    void write(const Answer& answer, int64_t width, const Value& value) const {
-        for_chosen(answer, [&](int64_t lane, int64_t result) {
-            float* out = answer.question->out + result * width;
-            for (int64_t i = 0; i < width; ++i) out[i] = value(i, lane);
-        });
+    int64_t row_of(const Answer& answer, int64_t lane) const {
+        const int64_t head = task_.head + lane / task_.queries, query = task_.query + lane % task_.queries;
+        return (task_.b * call_.Hq + head) * answer.question->R + answer.question->place[query];
+    }
+
+    // The first `width` rows of a state, one after the other for each chosen lane.
+    void write_rows(const Answer& answer, int64_t width) const {
+        for (int v = 0; v < vectors_; ++v) {
+            if ((answer.chosen >> (v * W) & first_bits(W)) == 0) continue;
+            int64_t place[W];
+            for (int i = 0; i < W; ++i) place[i] = answer.chosen >> (v * W + i) & 1 ? row_of(answer, v * W + i) : -1;
+            for (int64_t t = 0; t < width; t += W) {
+                vf x[W];
+                for (int i = 0; i < W; ++i) x[i] = t + i < width ? load(answer.state + (t + i) * block_lanes + v * W) : vf{};
+                transpose(x);
+                const size_t here = static_cast<size_t>(width - t < W ? width - t : W);
+                for (int i = 0; i < W; ++i)
+                    if (place[i] >= 0) __builtin_memcpy(answer.question->out + place[i] * width + t, &x[i], here * 4);
+            }
+        }
+    }
+
+    // Makes one row of lengths of the dv rows of each segment. Very small and very large numbers are squared at
+    // another scale, where neither vanishes.
+    void take_lengths(const Answer& answer) const {
+        for (int64_t s = 0; s < answer.question->segments; ++s)
+            for (int v = 0; v < vectors_; ++v) {
+                const float* rows = answer.state + s * call_.dv * block_lanes + v * W;
+                vf most{}, total{};
+                for (int64_t t = 0; t < call_.dv; ++t) most = larger(floats_of(bits_of(load(rows + t * block_lanes)) & 0x7fffffff), most);
+                const vf scale = choose(most < same(0x1p-50f), same(0x1p100f), choose(most > same(0x1p50f), same(0x1p-100f), same(1.0f)));
+                for (int64_t t = 0; t < call_.dv; ++t) {
+                    const vf x = load(rows + t * block_lanes) * scale;
+                    total += x * x;
+                }
+                for (int i = 0; i < W; ++i) total[i] = __builtin_sqrtf(total[i]) / scale[i];
+                store(answer.state + s * block_lanes + v * W, total);
+            }
     }
 
     // A number that cannot be below 0 (rounding may leave -1e-7), NaN where the row's sum is.
     float settled(float x, int64_t lane) const {
         if (!(sum_[lane] == sum_[lane])) return sum_[lane];
         return x > 0.0f ? x : x == x ? 0.0f : x;
-    }
-
-    float length(const float* from) const {
-        double total = 0;
-        for (int64_t t = 0; t < call_.dv; ++t) total += static_cast<double>(from[t * block_lanes]) * from[t * block_lanes];
-        return static_cast<float>(__builtin_sqrt(total));
     }
 
     void write_top(const Answer& answer) const {
@@ -426,7 +487,7 @@ class Answers {
     const Task& task_;
     int64_t lanes_;
     int vectors_;
-    const float* sum_;
+    const float* sum_ = nullptr;
     int count_ = 0;
     Answer open_[most];
     alignas(64) float share_[block_lanes], norm_[block_lanes], peak_[block_lanes], query_[block_lanes];

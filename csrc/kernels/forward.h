@@ -3,7 +3,7 @@
 
 #include "microkernel.h"
 #include "pairs.h"
-#include "ride.h"
+#include "riders.h"
 #include "scores.h"
 #include "softmax.h"
 
@@ -36,6 +36,30 @@ inline void mix_run(const Block& block, const Panel& values, int64_t dv, const R
         });
 }
 
+// The same for a stretch of a run's keys, whose part goes to `part` as well. The sums of one product go on from
+// stretch to stretch, so that `out` gets the same bits as from `mix_run`: `running` holds them at the borders.
+template <bool first, bool last>
+inline void mix_stretch(const Block& block, const Panel& values, int64_t dv, const Stretch& stretch, const float* fade,
+                        float* part, float* running) {
+    float* out = block.out;
+    product<Floats, Walk::across_rows>(
+        values.data + stretch.from * values.stride, values.stride, dv, block.weights + stretch.from * block_lanes, block_lanes,
+        stretch.to - stretch.from, stretch.v0, stretch.v1,
+        [&](int64_t row, int v, const auto& sums) __attribute__((always_inline)) {
+            for_each(sums, [&](int r, int i, vf sum) __attribute__((always_inline)) {
+                const int64_t at = (row + r) * block_lanes + (v + i) * W;
+                store(part + at, load(part + at) + (first ? sum : sum - load(running + at)));
+                if (!last) store(running + at, sum);
+                if (last) store(out + at, fade == nullptr ? load(out + at) + sum : load(out + at) * load(fade + (v + i) * W) + sum);
+            });
+        },
+        [&](int64_t row, int v, auto& sums) __attribute__((always_inline)) {
+            for_each(sums, [&](int r, int i, vf) __attribute__((always_inline)) {
+                sums[r][i] = first ? vf{} : load(running + (row + r) * block_lanes + (v + i) * W);
+            });
+        });
+}
+
 // The two products of a chunk in float32: K and V are read where they lie, or from a float32 copy of the chunk.
 struct FloatProducts {
     const Call& call;
@@ -63,6 +87,31 @@ struct FloatProducts {
         for (int i = 0; i < found; ++i) mix_run(block, values, call.dv, runs[i], nullptr);
     }
 
+    static constexpr bool brings_parts = true;
+
+    // The same, and the parts of the output from each stretch of keys.
+    void mix_parts(const Run* runs, int found, const float* fade, const Riders& riders, const Brought& parts) {
+        if (found > 1) fade_out(block, call.dv, fade);
+        const float* factors = found > 1 ? nullptr : fade;
+        const Stretch* stretch = parts.stretches->part;
+        for (int i = 0; i < found; ++i) {
+            if (runs[i].v0 == runs[i].v1) continue;
+            const int64_t end = runs[i].low + runs[i].count;
+            for (bool first = true, last = false; !last; first = false, ++stretch) {
+                last = stretch->to == end;
+                for (int v = runs[i].v0; v < runs[i].v1; ++v) parts.rows->touch(stretch->number, v, riders.time(), fade);
+                float* part = parts.rows->row(stretch->number);
+                if (first && last) mix_stretch<true, true>(block, values, call.dv, *stretch, factors, part, parts.running);
+                else if (first) mix_stretch<true, false>(block, values, call.dv, *stretch, factors, part, parts.running);
+                else if (last) mix_stretch<false, true>(block, values, call.dv, *stretch, factors, part, parts.running);
+                else mix_stretch<false, false>(block, values, call.dv, *stretch, factors, part, parts.running);
+            }
+        }
+    }
+
+    // The chunk's values in float32.
+    Panel floats(int64_t, int64_t) const { return values; }
+
     int64_t kv() const { return task.head / (call.Hq / call.Hkv); }
 };
 
@@ -70,138 +119,120 @@ struct FloatProducts {
 
 // No questions: nothing.
 struct Unwatched {
+    static constexpr bool rides = false;
     void begin(Block&, int64_t, int64_t) {}
-    void scored(const Block&, const Run*, int, float, const float*) {}
-    template <int V, class Softmax>
-    CLEARHEAD_INLINE void with_ride(const Softmax& softmax) {
-        softmax(NoRide<V>{});
-    }
-    void end(const Block&, const Run*, int, float) {}
+    void end(const Block&, const Run*, int) {}
 };
 
-// Questions about a whole block: some ride along; for the others the weights are kept until the end.
+// Questions about a piece of a block whose keys are split: its scores are kept for the join.
+struct WatchedPiece {
+    static constexpr bool rides = false;
+    float* scores;  // [key of the piece][block_lanes], -inf where nothing was computed
+    int64_t first;
+
+    void begin(Block& block, int64_t low, int64_t) { block.scores = scores + (low - first) * block_lanes; }
+
+    // Vectors that were passed over see nothing, and what a tile wrote beyond the last key is no key.
+    void end(const Block& block, const Run* runs, int found) {
+        const vf nothing = same(-__builtin_inff());
+        const int64_t count = runs[found - 1].low + runs[found - 1].count;
+        for (int n = 0; n < found; ++n)
+            for (int64_t j = runs[n].low; j < runs[n].low + runs[n].count; ++j)
+                for (int v = 0; v < block.vectors; ++v)
+                    if (v < runs[n].v0 || v >= runs[n].v1) store(block.scores + j * block_lanes + v * W, nothing);
+        for (int64_t j = count; j < (count + 15) / 16 * 16; ++j)
+            for (int v = 0; v < block.vectors; ++v) store(block.scores + j * block_lanes + v * W, nothing);
+    }
+};
+
+// Questions about a whole block: most ride along; for the others the weights are kept until the end.
 class Watched {
   public:
-    Watched(const Plan& plan, const Task& task, Scratch& scratch) : plan_(plan), task_(task), riders_(plan, task, scratch) {
-        const Call& call = *plan.call;
-        for (int64_t i = 0; i < call.question_count; ++i)
-            keeps_ |= !Riders::rides(call, i) && chosen_lanes(call.questions[i], task) != 0;
-        if (!keeps_) return;
+    static constexpr bool rides = true;
+
+    Watched(const Plan& plan, const Task& task, Scratch& scratch)
+        : answers_(plan, task, scratch),
+          riders_(plan, task, answers_, chunks(keys_in(visible_ranges(plan, task))), scratch) {
+        if (!answers_.any_single()) return;
         const int64_t keys = keys_in(visible_ranges(plan, task));
-        weights_ = scratch.take<float>(keys * block_lanes);
-        stretches_ = scratch.take<Stretch>(keys / chunk_keys + Ranges::capacity + 1);
+        weights_ = scratch.take<float>((keys + beyond) * block_lanes);
+        kept_ = scratch.take<Stretch>(chunks(keys));
     }
 
     static int64_t bytes(const Call& call, int64_t keys) {
-        const int64_t stretches = keys / chunk_keys + Ranges::capacity + 1;
-        return Riders::bytes(call) + keys * block_lanes * 4 + stretches * static_cast<int64_t>(sizeof(Stretch)) + 2 * 64;
+        bool single = false;
+        for (int64_t i = 0; i < call.question_count; ++i) single |= Answers::single(call.questions[i].kind);
+        const int64_t kept = (keys + beyond) * block_lanes * 4 + chunks(keys) * static_cast<int64_t>(sizeof(Stretch)) + 2 * 64;
+        return Answers::bytes(call) + Riders::bytes(call, chunks(keys)) + (single ? kept : 0);
     }
 
     void begin(Block& block, int64_t low, int64_t count) {
-        low_ = low;
-        if (!keeps_) return;
-        stretches_[found_].low = low;
-        stretches_[found_].count = count;
-        block.weights = weights_ + rows_ * block_lanes;
+        if (weights_ == nullptr) return;
+        block.scores = block.weights = weights_ + rows_ * block_lanes;
+        kept_[chunk_++] = {low, count};
         rows_ += count;
     }
 
-    void scored(const Block& block, const Run* runs, int found, float factor, const float* most) {
-        riders_.before(block, runs, found, factor, low_, most);
-    }
-
-    template <int V, class Softmax>
-    CLEARHEAD_INLINE void with_ride(const Softmax& softmax) {
-        if (riders_.entropy && riders_.distance) return softmax(Ride<V, true, true>(riders_, low_));
-        if (riders_.entropy) return softmax(Ride<V, true, false>(riders_, low_));
-        if (riders_.distance) return softmax(Ride<V, false, true>(riders_, low_));
-        softmax(Ride<V, false, false>(riders_, low_));
-    }
-
-    void end(const Block& block, const Run* runs, int found, float) {
-        if (!keeps_) return;
-        for (int n = 0; n < found; ++n) {  // vectors that were passed over see nothing
+    // Vectors that were passed over see nothing.
+    void end(const Block& block, const Run* runs, int found) {
+        if (weights_ == nullptr) return;
+        for (int n = 0; n < found; ++n) {
             if (runs[n].v0 == 0 && runs[n].v1 == block.vectors) continue;
             for (int64_t j = runs[n].low; j < runs[n].low + runs[n].count; ++j)
                 for (int v = 0; v < block.vectors; ++v)
                     if (v < runs[n].v0 || v >= runs[n].v1) store(block.weights + j * block_lanes + v * W, vf{});
         }
-        __builtin_memcpy(stretches_[found_++].peak, block.peak, sizeof(Stretch::peak));
     }
 
-    // Answers all questions. weights: room for a chunk; values: room to stage a chunk of values.
-    void close(const float* peak, const float* sum, float factor, float* weights, float* values, Scratch& scratch) {
-        riders_.close(peak, sum, factor);
-        if (!keeps_) return;
-        const Call& call = *plan_.call;
-        Answers answers(plan_, task_, peak, sum, scratch, Riders::rides);
+    Riders& riders() { return riders_; }
+
+    // Answers all questions. factor: that of the scores. sink: [block_lanes], exponents of the learned sinks or -inf.
+    void close(const Block& block, float factor, const float* sink) {
+        answers_.settle(block.peak, block.sum);
+        riders_.close(block.peak, block.sum, factor, sink, block.vectors);
         const float* from = weights_;
-        for (int64_t n = 0; n < found_; ++n) {
-            const Stretch& stretch = stretches_[n];
-            answers.reweigh(stretch.peak, from, stretch.count, block_lanes, weights);
-            Panel rows{nullptr, 0};
-            if (answers.needs_values())
-                rows = stage(call.v, task_.b, task_.head / (call.Hq / call.Hkv), stretch.low, stretch.count, call.dv, values);
-            answers.take({stretch.low, stretch.count, nullptr, weights, block_lanes}, rows);
-            from += stretch.count * block_lanes;
+        for (int64_t n = 0; n < chunk_; ++n) {
+            alignas(64) float shares[block_lanes];
+            answers_.shares_since(riders_.time().peaks + n * block_lanes, shares);
+            answers_.take_single({kept_[n].low, kept_[n].count, nullptr, from, block_lanes, 1.0f, shares});
+            from += kept_[n].count * block_lanes;
         }
-        answers.close();
+        answers_.close();
     }
 
   private:
     struct Stretch {
-        alignas(64) float peak[block_lanes];  // what its weights are relative to
         int64_t low, count;
     };
+    static constexpr int64_t beyond = 16;  // what a tile may write beyond the last key
+    static int64_t chunks(int64_t keys) { return keys / chunk_keys + Ranges::capacity + 1; }
 
-    const Plan& plan_;
-    const Task& task_;
+    Answers answers_;
     Riders riders_;
-    bool keeps_ = false;
-    float* weights_ = nullptr;  // [key][block_lanes], stretch after stretch
-    Stretch* stretches_ = nullptr;
-    int64_t found_ = 0, rows_ = 0, low_ = 0;
-};
-
-// Questions about a piece of a block whose keys are split: its scores are kept for the join.
-struct WatchedPiece {
-    float* scores;  // [key of the piece][block_lanes], -inf where nothing was computed
-    int64_t first;
-
-    // What a tile may write beyond the last key.
-    static constexpr int64_t beyond = 16;
-
-    void begin(Block& block, int64_t low, int64_t) { block.scores = scores + (low - first) * block_lanes; }
-    void scored(const Block&, const Run*, int, float, const float*) {}
-    template <int V, class Softmax>
-    CLEARHEAD_INLINE void with_ride(const Softmax& softmax) {
-        softmax(NoRide<V>{});
-    }
-
-    // Vectors that were passed over see nothing, nor is anything beyond the last key.
-    void end(const Block& block, const Run* runs, int found, float) {
-        const vf nothing = same(-__builtin_inff());
-        int64_t last = 0;
-        for (int n = 0; n < found; ++n) {
-            last = runs[n].low + runs[n].count;
-            for (int64_t j = runs[n].low; j < last; ++j)
-                for (int v = 0; v < block.vectors; ++v)
-                    if (v < runs[n].v0 || v >= runs[n].v1) store(block.scores + j * block_lanes + v * W, nothing);
-        }
-        for (int64_t i = last * block_lanes; i < (last + beyond) * block_lanes; i += W) store(block.scores + i, nothing);
-    }
+    float* weights_ = nullptr;  // [key][block_lanes], chunk after chunk, each relative to the peak after it
+    Stretch* kept_ = nullptr;
+    int64_t chunk_ = 0, rows_ = 0;
 };
 
 // Calls each(Number<V>, v) for all vectors, two at a time.
-struct Pairwise {
-    int vectors;
-    template <class Each>
-    CLEARHEAD_INLINE void operator()(const Each& each) const {
-        int v = 0;
-        for (; v + 2 <= vectors; v += 2) each(Number<2>{}, v);
-        if (v < vectors) each(Number<1>{}, v);
+template <class Each>
+CLEARHEAD_INLINE void pairwise(int vectors, const Each& each) {
+    int v = 0;
+    for (; v + 2 <= vectors; v += 2) each(Number<2>{}, v);
+    if (v < vectors) each(Number<1>{}, v);
+}
+
+// The mixing product, and the parts of the output that are asked about.
+template <class Products>
+inline void mix_watched(Products& products, Riders& riders, const Block& block, int64_t low, int64_t count, const Run* runs,
+                        int found, const float* fade) {
+    if constexpr (Products::brings_parts) {
+        const Brought parts = riders.brought_along(found);
+        if (parts.rows != nullptr) return products.mix_parts(runs, found, fade, riders, parts);
     }
-};
+    products.mix(low, count, runs, found, fade);
+    if (riders.parts_asked()) riders.mixed(block, products.floats(low, count), fade);
+}
 
 // One chunk of keys: scores, softmax, values.
 template <class Products, class Watch>
@@ -223,37 +254,52 @@ inline void chunk(const Plan& plan, const Task& task, Block& block, Products& pr
         factor = 1.0f;
     }
     if (words == nullptr && !peaks) plain_peaks(block.scores, count, block.vectors, most);
-    const Pairwise vectors{block.vectors};
     if (words != nullptr)
-        vectors([&](auto width, int v) __attribute__((always_inline)) {
+        pairwise(block.vectors, [&](auto width, int v) __attribute__((always_inline)) {
             masked_peaks<decltype(width)::value>(block.scores, runs, found, words, v, most);
         });
-    watch.scored(block, runs, found, factor, most);
-    vectors([&](auto width, int v) __attribute__((always_inline)) {
-        constexpr int V = decltype(width)::value;
-        watch.template with_ride<V>([&](auto ride) __attribute__((always_inline)) {
-            admit<V>(block, runs, found, factor, v, most, fade, products.ahead(), ride);
+    if constexpr (Watch::rides) {
+        Riders& riders = watch.riders();
+        riders.begin(block, runs, found, low, count, words == nullptr, most);
+        pairwise(block.vectors, [&](auto width, int v) __attribute__((always_inline)) {
+            constexpr int V = decltype(width)::value;
+            if (riders.spread_asked()) {
+                admit<V>(block, runs, found, factor, v, most, fade, products.ahead(), riders.totals(), riders.spread());
+            } else {
+                admit<V>(block, runs, found, factor, v, most, fade, products.ahead(), riders.totals());
+            }
+            riders.template gather<V>(block, runs, found, v, fade);
         });
-    });
-    products.mix(low, count, runs, found, fade);
-    watch.end(block, runs, found, factor);
+        mix_watched(products, riders, block, low, count, runs, found, fade);
+    } else {
+        pairwise(block.vectors, [&](auto width, int v) __attribute__((always_inline)) {
+            admit<decltype(width)::value>(block, runs, found, factor, v, most, fade, products.ahead());
+        });
+        products.mix(low, count, runs, found, fade);
+    }
+    watch.end(block, runs, found);
+}
+
+// The exponents of the learned sinks that a task starts with, or -inf; of split keys, the first piece has them.
+inline void sinks_of(const Call& call, const Task& task, float* sink) {
+    for (int64_t lane = 0; lane < block_lanes; ++lane) {
+        sink[lane] = -__builtin_inff();
+        if (call.sink_logits == nullptr || task.keys.low != 0 || lane >= task.heads * task.queries) continue;
+        const float exponent = call.sink_logits[task.head + lane / task.queries] * log2_e;
+        if (exponent >= lowest) sink[lane] = exponent;
+    }
 }
 
 inline void start(const Call& call, const Task& task, Block& block, const Scaling& scaling) {
     pack_lanes(call.q, task, block.lanes, call.d, scaling.query, block.room, block.queries);
     for (int64_t i = 0; i < call.dv * block_lanes; i += W) store(block.out + i, vf{});
-    // A learned sink is a key without a value that is there from the start; of split keys, the first piece has it.
-    const bool sink = call.sink_logits != nullptr && task.keys.low == 0;
+    // A learned sink is a key without a value that is there from the start.
+    alignas(64) float sink[block_lanes];
+    sinks_of(call, task, sink);
     for (int64_t lane = 0; lane < block_lanes; ++lane) {
-        block.peak[lane] = lowest;
-        block.sum[lane] = 0.0f;
-        if (sink && lane < block.lanes) {
-            const float logit = call.sink_logits[task.head + lane / task.queries] * log2_e;
-            if (logit >= lowest) {
-                block.peak[lane] = logit;
-                block.sum[lane] = 1.0f;
-            }
-        }
+        const bool there = sink[lane] >= lowest;
+        block.peak[lane] = there ? sink[lane] : lowest;
+        block.sum[lane] = there ? 1.0f : 0.0f;
     }
 }
 
@@ -311,11 +357,13 @@ void forward_block(const Plan& plan, const Task& task, char* memory, const Piece
         Watched watch(plan, task, scratch);
         walk(plan, task, block, scaling, scratch, watch);
         finish(call, task, block.lanes, block.out, block.peak, block.sum, block.room);
-        watch.close(block.peak, block.sum, has_extras(call) ? 1.0f : scaling.factor, block.scores, block.keys, scratch);
+        alignas(64) float sink[block_lanes];
+        sinks_of(call, task, sink);
+        watch.close(block, has_extras(call) ? 1.0f : scaling.factor, sink);
         return;
     }
     if (asked) {
-        WatchedPiece watch{pieces.exponents + task.piece * pieces.rows * block_lanes, task.keys.low};
+        WatchedPiece watch{pieces.scores + task.piece * pieces.rows * block_lanes, task.keys.low};
         for (int64_t i = 0; i < pieces.rows * block_lanes; i += W) store(watch.scores + i, same(-__builtin_inff()));
         walk(plan, task, block, scaling, scratch, watch);
     } else {
@@ -335,7 +383,7 @@ int64_t forward_block_bytes(const Plan& plan, int64_t keys) {
 #if defined(CLEARHEAD_PAIRS)
     bytes += PairBlock::bytes(call);
 #endif
-    if (call.question_count > 0) bytes += Watched::bytes(call, keys) + Answers::bytes(call);
+    if (call.question_count > 0) bytes += Watched::bytes(call, keys);
     return bytes;
 }
 
@@ -366,20 +414,18 @@ void join_pieces(const Plan& plan, const Task& task, char* memory, const Pieces&
     Answers answers(plan, task, block.peak, block.sum, scratch);
     const float factor = has_extras(call) ? 1.0f : Scaling(call.scale).factor;
     const int64_t each = task.keys.high - task.keys.low;
-    for (int64_t low = 0; low < call.Lk; low += chunk_keys) {
-        for (int64_t from = low; from < low + chunk_keys && from < call.Lk;) {  // a chunk may reach into the next piece
-            const int64_t piece = from / each, within = from % each;
-            int64_t keys = low + chunk_keys - from;
-            if (keys > each - within) keys = each - within;
-            if (keys > call.Lk - from) keys = call.Lk - from;
-            const float* exponents = pieces.exponents + ((first + piece) * pieces.rows + within) * block_lanes;
-            answers.weigh(exponents, keys, block_lanes, block.weights, factor);
-            Panel rows{nullptr, 0};
-            if (answers.needs_values())
-                rows = stage(call.v, task.b, task.head / (call.Hq / call.Hkv), from, keys, call.dv, block.keys);
-            answers.take({from, keys, exponents, block.weights, block_lanes, factor}, rows);
-            from += keys;
-        }
+    for (int64_t low = 0; low < call.Lk;) {
+        const int64_t piece = low / each, within = low % each;
+        int64_t keys = chunk_keys;
+        if (keys > each - within) keys = each - within;
+        if (keys > call.Lk - low) keys = call.Lk - low;
+        const float* scores = pieces.scores + ((first + piece) * pieces.rows + within) * block_lanes;
+        answers.weigh(scores, keys, block_lanes, block.weights, factor);
+        Panel values{nullptr, 0};
+        if (answers.needs_values())
+            values = stage(call.v, task.b, task.head / (call.Hq / call.Hkv), low, keys, call.dv, block.keys);
+        answers.take({low, keys, scores, block.weights, block_lanes, factor}, values);
+        low += keys;
     }
     answers.close();
 }

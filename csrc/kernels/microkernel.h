@@ -28,16 +28,24 @@ struct Floats {
     CLEARHEAD_INLINE static vf add(vf sum, vf a, vf b) { return sum + a * b; }
 };
 
-// One tile. a: the first scalar; lda: scalars from row to row (along_rows) or from step to step (across_rows).
-// end(sums): gets the finished R x V vectors.
-template <class Kind, Walk walk, int R, int V, class End>
-CLEARHEAD_INLINE void tile(const typename Kind::Scalar* a, int64_t lda, const typename Kind::Scalar* b, int64_t ldb,
-                           int64_t depth, const End& end) {
-    vf sums[R][V];
+// Where a tile's sums start.
+struct FromZero {
+    template <int R, int V>
+    CLEARHEAD_INLINE void operator()(int64_t, int, vf (&sums)[R][V]) const {
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)
+        for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) sums[r][v] = vf{};
+            for (int v = 0; v < V; ++v) sums[r][v] = vf{};
+    }
+};
+
+// One tile. a: the first scalar; lda: scalars from row to row (along_rows) or from step to step (across_rows).
+// begin(sums): sets them; end(sums): gets the finished R x V vectors.
+template <class Kind, Walk walk, int R, int V, class Begin, class End>
+CLEARHEAD_INLINE void tile(const typename Kind::Scalar* a, int64_t lda, const typename Kind::Scalar* b, int64_t ldb,
+                           int64_t depth, const Begin& begin, const End& end) {
+    vf sums[R][V];
+    begin(sums);
 #pragma GCC unroll 2
     for (int64_t k = 0; k < depth; ++k) {
         typename Kind::Vector across[V];
@@ -58,15 +66,16 @@ CLEARHEAD_INLINE void tile(const typename Kind::Scalar* a, int64_t lda, const ty
 template <int V>
 constexpr int tile_rows = V >= 3 ? (W == 16 ? 6 : 4) : V == 2 ? 6 : 12;
 
-// All rows of one strip of V vectors. end(row, sums): the first row of a tile, and its R x V finished vectors.
-template <class Kind, Walk walk, int V, class End>
+// All rows of one strip of V vectors. begin, end(row, sums): the first row of a tile, and its R x V vectors.
+template <class Kind, Walk walk, int V, class Begin, class End>
 CLEARHEAD_INLINE void strip(const typename Kind::Scalar* a, int64_t lda, int64_t rows, const typename Kind::Scalar* b,
-                            int64_t ldb, int64_t depth, const End& end) {
+                            int64_t ldb, int64_t depth, const Begin& begin, const End& end) {
     const int64_t step = walk == Walk::along_rows ? lda : 1;
     int64_t row = 0;
     auto some = [&](auto count) __attribute__((always_inline)) {
         tile<Kind, walk, decltype(count)::value, V>(
             a + row * step, lda, b, ldb, depth,
+            [&](auto& sums) __attribute__((always_inline)) { begin(row, sums); },
             [&](const auto& sums) __attribute__((always_inline)) { end(row, sums); });
         row += decltype(count)::value;
     };
@@ -89,15 +98,16 @@ CLEARHEAD_INLINE void raise(float* most, const vf (&sums)[R][V]) {
     }
 }
 
-// All rows and the vectors v0 … v1 - 1 of a block. end(row, v, sums): the tile's first row and vector.
-template <class Kind, Walk walk, class End>
+// All rows and the vectors v0 … v1 - 1 of a block. begin, end(row, v, sums): the tile's first row and vector.
+template <class Kind, Walk walk, class End, class Begin = FromZero>
 CLEARHEAD_INLINE void product(const typename Kind::Scalar* a, int64_t lda, int64_t rows,
                               const typename Kind::Scalar* b, int64_t ldb, int64_t depth, int v0, int v1,
-                              const End& end) {
+                              const End& end, const Begin& begin = {}) {
     int v = v0;
     auto wide = [&](auto count) __attribute__((always_inline)) {
         strip<Kind, walk, decltype(count)::value>(
             a, lda, rows, b + v * W, ldb, depth,
+            [&](int64_t row, auto& sums) __attribute__((always_inline)) { begin(row, v, sums); },
             [&](int64_t row, const auto& sums) __attribute__((always_inline)) { end(row, v, sums); });
         v += decltype(count)::value;
     };

@@ -124,6 +124,8 @@ inline void open_tiles() {
         shape.columns[i] = 64;
         shape.rows[i] = 16;
     }
+    // g++ 12 declares eight bytes of what the instruction reads: without this it leaves out the other stores.
+    asm volatile("" : : "r"(&shape) : "memory");
     _tile_loadconfig(&shape);
 }
 inline void close_tiles() { _tile_release(); }
@@ -306,6 +308,11 @@ struct PairProducts {
             mix_pairs(block, pairs, call.dv, run);
         }
     }
+
+    static constexpr bool brings_parts = false;
+
+    // The chunk's values in float32.
+    Panel floats(int64_t low, int64_t count) const { return stage(call.v, task.b, kv(), low, count, call.dv, block.keys); }
 
     int64_t kv() const { return task.head / (call.Hq / call.Hkv); }
 };

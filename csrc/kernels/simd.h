@@ -86,7 +86,7 @@ CLEARHEAD_INLINE bool any(vi where) {
 #endif
 }
 
-// 2^x, relative error below 2e-7 for results that are normal numbers; 0 for -inf, NaN for NaN.
+// 2^x for x below 128, relative error below 2e-7 for results that are normal numbers; 0 for -inf, NaN for NaN.
 CLEARHEAD_INLINE vf exp2(vf x) {
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
     const vf f = _mm512_reduce_ps(x, 9);  // x - floor(x) in 0 … 1; 0 for infinities
@@ -99,9 +99,7 @@ CLEARHEAD_INLINE vf exp2(vf x) {
     return _mm512_scalef_ps(p, x);  // p * 2^floor(x)
 #else
     // Nearest integer by adding 1.5 * 2^23, the fraction in -½ … ½, a polynomial of degree 6.
-    const vf low = same(-127.0f), high = same(128.0f);
-    const vf kept = choose(x < low, low, x);  // written so that NaN stays NaN
-    const vf cut = choose(kept > high, high, kept);
+    const vf cut = larger(same(-127.0f), x);  // in this order NaN stays NaN
     const vf magic = same(12582912.0f);
     const vf shifted = cut + magic;
     const vf f = cut - (shifted - magic);
@@ -113,8 +111,7 @@ CLEARHEAD_INLINE vf exp2(vf x) {
     p = p * f + 1.0f;
     // The exponent: the integer sits in the low bits of `shifted`. -127 gives exponent field 0: exactly 0 below.
     const vu power = (plain_bits_of(shifted) + 127u) << 23;
-    const vf scaled = p * floats_of(power);
-    return choose(x <= low, same(0.0f), scaled);
+    return p * floats_of(power);
 #endif
 }
 
@@ -150,7 +147,8 @@ CLEARHEAD_INLINE vf tanh(vf x) {
     p = p * z + 1.33314422036e-1f;
     p = p * z - 3.33332819422e-1f;
     const vf near = x + x * z * p;
-    const vf far = 1.0f - 2.0f / (exp2(size * 2.88539008f) + 1.0f);
+    const vf most = same(44.0f);  // 1 from far below that on
+    const vf far = 1.0f - 2.0f / (exp2(choose(size < most, size, most) * 2.88539008f) + 1.0f);
     const vf signed_far = floats_of(bits_of(far) | (bits_of(x) & static_cast<int32_t>(0x80000000)));
     return choose(size < 0.625f, near, choose(x == x, signed_far, x));
 }

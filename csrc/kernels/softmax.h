@@ -48,58 +48,51 @@ struct Ahead {
     int64_t stride = 0, columns = 0;
 };
 
-// Nothing rides along.
-template <int V>
-struct NoRide {
-    CLEARHEAD_INLINE int64_t border(int64_t, int64_t end) const { return end; }
-    CLEARHEAD_INLINE void key(int64_t, int, int, vf, vf) {}
-    CLEARHEAD_INLINE void pause(int64_t, int, const vf (&)[V], const vf (&)[V]) {}
-    CLEARHEAD_INLINE void end(int, const vf (&)[V], const vf (&)[V], const float*, const vf (&)[V]) {}
-};
-
 // Turns the scores of some runs into weights relative to the new peak, for V vectors from vector v on, and writes
-// the factors that bring what was gathered before to that peak. most: the largest score of each lane. ride: sees
-// every exponent and weight (ride.h).
-template <int V, class Ride>
+// the factors that bring what was gathered before to that peak. most: the largest score of each lane.
+//
+// totals: null, or gets the sums of this chunk's weights. spread: null, or kept at Σ 2^x · x over all keys so far,
+// x = exponent - peak; a higher peak lowers every x by the same amount.
+template <int V>
 CLEARHEAD_INLINE void admit(Block& block, const Run* runs, int found, float factor, int v, const float* most, float* fade,
-                            const Ahead& ahead, Ride ride) {
-    vf before[V], peak[V], total[V];
+                            const Ahead& ahead, float* totals = nullptr, float* spread = nullptr) {
+    vf before[V], peak[V], total[V], terms[V];
 #pragma GCC unroll 8
     for (int i = 0; i < V; ++i) {
         before[i] = load(block.peak + (v + i) * W);
         peak[i] = larger(load(most + (v + i) * W) * factor, before[i]);
         store(block.peak + (v + i) * W, peak[i]);
         store(fade + (v + i) * W, exp2(before[i] - peak[i]));
-        total[i] = vf{};
+        total[i] = terms[i] = vf{};
     }
     for (int n = 0; n < found; ++n) {
         if (runs[n].v0 >= v + V || runs[n].v1 <= v) continue;
-        const int64_t last = runs[n].low + runs[n].count;
-        for (int64_t j = runs[n].low, until = j; j < last;) {
-            until = ride.border(j, last);
-            for (; j < until; ++j) {
-                const float* row = block.scores + j * block_lanes + v * W;
-                float* to = block.weights + j * block_lanes + v * W;
-                if (v == 0)
-                    for (int64_t t = 0; t < ahead.columns; t += 16) __builtin_prefetch(ahead.data + j * ahead.stride + t);
+        for (int64_t j = runs[n].low; j < runs[n].low + runs[n].count; ++j) {
+            const float* row = block.scores + j * block_lanes + v * W;
+            float* to = block.weights + j * block_lanes + v * W;
+            if (v == 0)
+                for (int64_t t = 0; t < ahead.columns; t += 16) __builtin_prefetch(ahead.data + j * ahead.stride + t);
 #pragma GCC unroll 8
-                for (int i = 0; i < V; ++i) {
-                    const vf exponent = load(row + i * W) * factor - peak[i];
-                    const vf weight = exp2(exponent);
-                    store(to + i * W, weight);
-                    total[i] += weight;
-                    ride.key(j, v, i, exponent, weight);
-                }
+            for (int i = 0; i < V; ++i) {
+                const vf exponent = load(row + i * W) * factor - peak[i];
+                const vf weight = exp2(exponent);
+                store(to + i * W, weight);
+                total[i] += weight;
+                if (spread != nullptr) terms[i] += weight * larger(exponent, same(-1e4f));  // not 0 · -inf = NaN
             }
-            ride.pause(j - 1, v, peak, total);
         }
     }
 #pragma GCC unroll 8
     for (int i = 0; i < V; ++i) {
-        const vf sum = load(block.sum + (v + i) * W);
-        store(block.sum + (v + i) * W, sum * load(fade + (v + i) * W) + total[i]);
+        const int64_t at = (v + i) * W;
+        const vf sum = load(block.sum + at), factors = load(fade + at);
+        store(block.sum + at, sum * factors + total[i]);
+        if (totals != nullptr) store(totals + at, total[i]);
+        if (spread != nullptr) {
+            const vf moved = factors * (load(spread + at) + sum * (before[i] - peak[i]));
+            store(spread + at, choose(factors == 0.0f, vf{}, moved) + terms[i]);
+        }
     }
-    ride.end(v, before, peak, fade, total);
 }
 
 // Brings the outputs gathered so far to the new peak.

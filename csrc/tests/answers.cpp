@@ -27,7 +27,7 @@ std::vector<Near> row_answer(const Weights& weights, const Question& question, i
     const size_t row = weights.index(b, h, i);
     std::vector<Near> answer(width_of(question, call));
     auto weight = [&](int64_t j) { return weights.weight(row, j); };
-    auto blur = [&](int64_t j) { return weights.weight_blur(row, j); };
+    auto blur = [&](int64_t j) { return weights.off(row, j); };
     auto segment = [&](int64_t j) { return static_cast<size_t>(question.ids[b * question.ids_batch + j]); };
     std::vector<double> low, high, exact;
     for (int64_t j = 0; j < call.Lk; ++j) {
@@ -83,6 +83,13 @@ std::vector<Near> row_answer(const Weights& weights, const Question& question, i
                 vectors[segment(j) * dv + t].add(weight(j) * value, blur(j) * std::abs(value));
             }
         }
+        // A part is a difference of a running sum over all keys: its roundings are relative to the whole output.
+        for (size_t t = 0; t < dv; ++t) {
+            double whole = 0;
+            for (size_t at = t; at < vectors.size(); at += dv) whole += vectors[at].size;
+            for (size_t at = t; at < vectors.size(); at += dv)
+                if (vectors[at].size > 0) vectors[at].blur += terms(call.Lk) * unit * whole;
+        }
         if (question.kind == Kind::segment_output) return vectors;
         for (size_t s = 0; s < answer.size(); ++s) {  // | |a| - |b| | <= |a - b|
             double square = 0, off = 0, size = 0;
@@ -117,7 +124,7 @@ void head_answer(const Weights& weights, const Question& question, int64_t b, in
             Near sum;
             for (const int64_t i : chosen) {
                 const size_t row = weights.index(b, h, i);
-                sum.add(weights.weight(row, j), weights.weight_blur(row, j) + 0x1p-40);  // kept in fixed point
+                sum.add(weights.weight(row, j), weights.off(row, j) + 0x1p-40);  // kept in fixed point
             }
             answer.push_back(sum);
         }
@@ -130,7 +137,7 @@ void head_answer(const Weights& weights, const Question& question, int64_t b, in
             for (int64_t p = border(r, question.R, question.map_rows); p < border(r + 1, question.R, question.map_rows); ++p) {
                 const size_t row = weights.index(b, h, chosen[static_cast<size_t>(p)]);
                 for (int64_t j = border(c, call.Lk, question.map_columns); j < border(c + 1, call.Lk, question.map_columns); ++j) {
-                    const double w = weights.weight(row, j), off = weights.weight_blur(row, j);
+                    const double w = weights.weight(row, j), off = weights.off(row, j);
                     sum.add(w, off + 0x1p-40);
                     most.value = std::max(most.value, w);
                     most.blur = std::max(most.blur, off);
@@ -206,7 +213,7 @@ Gradients gradients_of(const Weights& weights, const Backward& back, const std::
                 for (size_t j = 0; j < Lk; ++j) {
                     if (!look.seen[j]) continue;
                     const auto key = static_cast<int64_t>(j);
-                    const double w = look.weight[j], w_off = weights.weight_blur(row, key);
+                    const double w = look.weight[j], w_off = weights.off(row, key);
                     const size_t to = (static_cast<size_t>(b * call.Hkv + kv) * Lk + j);
                     for (size_t t = 0; t < dv; ++t) all.dv[to * dv + t].add(w * pull[t], w_off * std::abs(pull[t]));
                     const double inner = gain[j] - mean + dlse, scale = call.scale;

@@ -1,8 +1,10 @@
 #include "reference.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "bounds.h"
 
@@ -149,10 +151,6 @@ Row look(const Call& call, int64_t b, int64_t h, int64_t i) {
     return row;
 }
 
-double Weights::weight_blur(size_t row, int64_t j) const {
-    return weight(row, j) * std::expm1(std::min(blur[row][static_cast<size_t>(j)], 700.0));
-}
-
 Weights look_everywhere(const Call& call) {
     Weights weights;
     weights.call = &call;
@@ -162,6 +160,10 @@ Weights look_everywhere(const Call& call) {
                 weights.rows.push_back(look(call, b, h, i));
                 const Row& row = weights.rows.back();
                 weights.blur.push_back(log_weight_blur(call, row));
+                std::vector<double> off(row.weight.size());
+                for (size_t j = 0; j < off.size(); ++j)
+                    off[j] = row.weight[j] * std::expm1(std::min(weights.blur.back()[j], 700.0));
+                weights.weight_blur.push_back(std::move(off));
                 weights.lse_blur.push_back(lse_blur(call, row));
             }
     return weights;
@@ -169,20 +171,21 @@ Weights look_everywhere(const Call& call) {
 
 std::vector<Near> out_of(const Weights& weights) {
     const Call& call = *weights.call;
-    std::vector<Near> out;
+    const auto dv = static_cast<size_t>(call.dv);
+    std::vector<Near> out(weights.rows.size() * dv);
     for (int64_t b = 0; b < call.B; ++b)
         for (int64_t h = 0; h < call.Hq; ++h)
-            for (int64_t i = 0; i < call.Lq; ++i)
-                for (int64_t t = 0; t < call.dv; ++t) {
-                    const size_t row = weights.index(b, h, i);
-                    Near sum;
-                    for (int64_t j = 0; j < call.Lk; ++j) {
-                        if (!weights.rows[row].seen[static_cast<size_t>(j)]) continue;
-                        const double value = element(call.v, b, h / (call.Hq / call.Hkv), j, t);
-                        sum.add(weights.weight(row, j) * value, weights.weight_blur(row, j) * std::abs(value));
+            for (int64_t i = 0; i < call.Lq; ++i) {
+                const size_t row = weights.index(b, h, i);
+                for (int64_t j = 0; j < call.Lk; ++j) {
+                    if (!weights.rows[row].seen[static_cast<size_t>(j)]) continue;
+                    const double weight = weights.weight(row, j), off = weights.off(row, j);
+                    for (size_t t = 0; t < dv; ++t) {
+                        const double value = element(call.v, b, h / (call.Hq / call.Hkv), j, static_cast<int64_t>(t));
+                        out[row * dv + t].add(weight * value, off * std::abs(value));
                     }
-                    out.push_back(sum);
                 }
+            }
     return out;
 }
 

@@ -56,16 +56,16 @@ struct Near {
 struct Weights {
     const Call* call = nullptr;
     std::vector<Row> rows;
-    std::vector<std::vector<double>> blur;  // of log weight, per row and key
+    std::vector<std::vector<double>> blur;         // of log weight, per row and key
+    std::vector<std::vector<double>> weight_blur;  // of the weight itself
     std::vector<double> lse_blur;
 
     const Row& row(int64_t b, int64_t h, int64_t i) const { return rows[index(b, h, i)]; }
     std::size_t index(int64_t b, int64_t h, int64_t i) const {
         return static_cast<size_t>((b * call->Hq + h) * call->Lq + i);
     }
-    // A weight with its error.
-    double weight(size_t row, int64_t j) const { return rows[row].weight[static_cast<size_t>(j)]; }
-    double weight_blur(size_t row, int64_t j) const;
+    double weight(std::size_t row, int64_t j) const { return rows[row].weight[static_cast<std::size_t>(j)]; }
+    double off(std::size_t row, int64_t j) const { return weight_blur[row][static_cast<std::size_t>(j)]; }
 };
 
 Weights look_everywhere(const Call& call);
