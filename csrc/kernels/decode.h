@@ -12,55 +12,10 @@
 namespace clearhead {
 namespace {
 
-constexpr int64_t decode_keys = 32;  // keys of a chunk: 16 to 256 differ little
-constexpr int decode_groups = 2;     // times rows_at_once: the most rows of a task
+constexpr int64_t decode_keys = 64;    // the most keys of a chunk
+constexpr int64_t chunk_bytes = 8192;  // of K or V: the rows of two chunks stay in the first cache
+constexpr int decode_groups = 2;       // times rows_at_once: the most rows of a task
 constexpr int few_rows = decode_groups * rows_at_once;
-
-constexpr int slots_for(int64_t rows) { return rows <= 1 ? 1 : rows <= 2 ? 2 : rows <= 4 ? 4 : 8; }
-
-// One vector of lanes [key][slot] from one number per key.
-template <int slots>
-CLEARHEAD_INLINE vf spread(const float* per_key) {
-    if constexpr (slots == 1) return load(per_key);
-    if constexpr (slots == W) return same(*per_key);
-    vf x{};
-    __builtin_memcpy(&x, per_key, W / slots * 4);
-    constexpr int s = slots;
-#if defined(__AVX512F__)
-    return __builtin_shufflevector(x, x, 0, 1 / s, 2 / s, 3 / s, 4 / s, 5 / s, 6 / s, 7 / s, 8 / s, 9 / s, 10 / s, 11 / s,
-                                   12 / s, 13 / s, 14 / s, 15 / s);
-#elif defined(__AVX2__)
-    return __builtin_shufflevector(x, x, 0, 1 / s, 2 / s, 3 / s, 4 / s, 5 / s, 6 / s, 7 / s);
-#else
-    return __builtin_shufflevector(x, x, 0, 1 / s, 2 / s, 3 / s);
-#endif
-}
-
-// The vector with lanes i and i ^ distance exchanged.
-template <int distance>
-CLEARHEAD_INLINE vf exchanged(vf x) {
-    constexpr int e = distance;
-#if defined(__AVX512F__)
-    return __builtin_shufflevector(x, x, 0 ^ e, 1 ^ e, 2 ^ e, 3 ^ e, 4 ^ e, 5 ^ e, 6 ^ e, 7 ^ e, 8 ^ e, 9 ^ e, 10 ^ e, 11 ^ e,
-                                   12 ^ e, 13 ^ e, 14 ^ e, 15 ^ e);
-#elif defined(__AVX2__)
-    return __builtin_shufflevector(x, x, 0 ^ e, 1 ^ e, 2 ^ e, 3 ^ e, 4 ^ e, 5 ^ e, 6 ^ e, 7 ^ e);
-#else
-    return __builtin_shufflevector(x, x, 0 ^ e, 1 ^ e, 2 ^ e, 3 ^ e);
-#endif
-}
-
-// The largest, or the sum, over all keys of a vector, in every lane of a slot.
-template <int slots>
-CLEARHEAD_INLINE vf largest_of_slots(vf x) {
-    if constexpr (slots < W) return largest_of_slots<slots * 2>(larger(x, exchanged<slots>(x)));
-    return x;
-}
-template <int slots>
-CLEARHEAD_INLINE vf sum_of_slots(vf x) {
-    if constexpr (slots < W) return sum_of_slots<slots * 2>(x + exchanged<slots>(x));
-    return x;
-}
 
 // One chunk of keys: where its rows lie, their factors, who sees them.
 struct DecodeChunk {
@@ -75,65 +30,13 @@ struct DecodeChunk {
 // Rows that go through a tile together.
 struct DecodeGroup {
     int rows = 0, first = 0, slots = 1;
-    float* queries = nullptr;  // [rows][padded d]
+    float* queries = nullptr;  // [padded d / W][rows][W]
+    float* scores[2];          // of the chunk whose turn it is, [key][slots], and of the one behind it
     float* out = nullptr;      // [rows][padded dv], relative to `peak`
     alignas(64) float peak[W], sum[W], fade[W];
     void (*score)(const char* const*, int64_t, int64_t, const float*, float*, RowsAhead) = nullptr;
     void (*mix[2])(const char* const*, int64_t, int64_t, const float*, int64_t, const float*, float*, RowsAhead) = {};
     float* exponents = nullptr;  // [key][slots], if any question is asked
-};
-
-// How the rows of K or of V reach the products.
-struct Stream {
-    const Rows& rows;
-    int64_t columns, wide;  // columns, and their number filled up to whole vectors
-    bool staged;            // as floats: columns that are apart or no whole number of vectors
-    Type type;              // as the products see it
-    int64_t row_bytes;      // to be fetched ahead
-
-    Stream(const Rows& of, int64_t width)
-        : rows(of),
-          columns(width),
-          wide(padded(width)),
-          staged(of.column != 1 || width % W != 0),
-          type(staged ? Type::f32 : of.type),
-          row_bytes(staged ? 0 : width * size_of(of.type)) {}
-
-    bool scaled() const { return type == Type::i8; }
-
-    // Addresses of the rows of a chunk, and their factors.
-    void find(int64_t b, int64_t h, int64_t low, int64_t count, const char** at, float* scale) const {
-        if (staged) return;
-        const char* data = static_cast<const char*>(rows.data);
-        const int64_t size = size_of(type), step = rows.row * size;
-        for (int64_t i = 0; i < count;) {
-            int64_t run = count - i;
-            if (rows.table != nullptr) {
-                const int64_t left = rows.page - (low + i) % rows.page;
-                run = left < run ? left : run;
-            }
-            const char* from = data + row_offset(rows, b, h, low + i) * size;
-            for (int64_t k = 0; k < run; ++k) at[i + k] = from + k * step;
-            if (scaled())
-                for (int64_t k = 0; k < run; ++k) scale[i + k] = row_scale(rows, b, h, low + i + k);
-            i += run;
-        }
-        for (int i = 0; i < W; ++i) at[count + i] = at[count - 1];
-        if (scaled())
-            for (int i = 0; i < W; ++i) scale[count + i] = 0.0f;
-    }
-
-    // Copies the rows of a chunk to `room` as floats, if they cannot be read where they lie.
-    void stage(int64_t b, int64_t h, int64_t low, int64_t count, const char** at, float* room) const {
-        if (!staged) return;
-        for (int64_t i = 0; i < count; ++i) {
-            float* row = room + i * wide;
-            read_row(rows, b, h, low + i, columns, row);
-            for (int64_t t = columns; t < wide; ++t) row[t] = 0.0f;
-            at[i] = reinterpret_cast<const char*>(row);
-        }
-        for (int i = 0; i < W; ++i) at[count + i] = at[count - 1];
-    }
 };
 
 // The products for a type and a number of rows that are known only at run time.
@@ -175,7 +78,8 @@ struct Decoder {
     Scaling scaling;
     int groups = 0;
     DecodeGroup group[decode_groups];
-    float *scores, *room, *extra;
+    int64_t chunk_size;  // keys
+    float *key_room, *value_room, *extra, *row;
     DecodeChunk* chunks;
 
     Decoder(const Plan& of, const Task& at, Scratch& scratch)
@@ -194,23 +98,27 @@ struct Decoder {
             g.slots = slots_for(g.rows);
             g.queries = scratch.take<float>(g.rows * key.wide);
             g.out = scratch.take<float>(g.rows * value.wide);
+            for (float*& scores : g.scores) scores = scratch.take<float>((decode_keys + W) * g.slots);
             with_type(key.type, [&](auto t) { choose_score<decltype(t), 1>(g.rows, g); });
             for (int r = 0; r < g.rows; r += mix_rows_at_once) {
                 const int here = g.rows - r < mix_rows_at_once ? g.rows - r : mix_rows_at_once;
                 with_type(value.type, [&](auto t) { choose_mix<decltype(t), 1>(here, g.mix[r / mix_rows_at_once]); });
             }
         }
-        scores = scratch.take<float>((decode_keys + W) * rows_at_once);
         extra = scratch.take<float>(decode_keys);
-        const int64_t widest = key.wide > value.wide ? key.wide : value.wide;
-        room = key.staged || value.staged ? scratch.take<float>(decode_keys * widest) : nullptr;
-        chunks = scratch.take<DecodeChunk>(2);
+        row = scratch.take<float>(key.wide);
+        key_room = scratch.take<float>(key.staged ? decode_keys * key.wide : 0);
+        value_room = scratch.take<float>(value.staged ? decode_keys * value.wide : 0);
+        chunks = scratch.take<DecodeChunk>(3);
+        const int64_t widest = key.row_bytes > value.row_bytes ? key.row_bytes : value.row_bytes;
+        chunk_size = decode_keys;
+        while (chunk_size > W && chunk_size * widest > chunk_bytes) chunk_size /= 2;
     }
 
     static int64_t bytes(const Call& call) {
         const int64_t rows = decode_groups * rows_at_once, d = padded(call.d), dv = padded(call.dv);
-        const int64_t floats = rows * (d + dv) + (decode_keys + W) * rows_at_once + decode_keys + decode_keys * (d > dv ? d : dv);
-        return floats * 4 + static_cast<int64_t>(2 * sizeof(DecodeChunk)) + (2 * decode_groups + 4) * 64;
+        const int64_t floats = rows * (d + dv) + 2 * (decode_keys + W) * rows + decode_keys * (1 + d + dv) + d;
+        return floats * 4 + static_cast<int64_t>(3 * sizeof(DecodeChunk)) + (4 * decode_groups + 5) * 64;
     }
 
     // Head and query of row r.
@@ -223,11 +131,11 @@ struct Decoder {
         for (int i = 0; i < groups; ++i) {
             DecodeGroup& g = group[i];
             for (int r = 0; r < g.rows; ++r) {
-                float* row = g.queries + r * key.wide;
                 read_row(call.q, task.b, head_of(g.first + r), query_of(g.first + r), call.d, row);
-                for (int64_t t = 0; t < call.d; ++t) row[t] *= scaling.query;
                 for (int64_t t = call.d; t < key.wide; ++t) row[t] = 0.0f;
                 with_type(key.type, [&](auto type) { to_stream_order<decltype(type)>(row, key.wide); });
+                for (int64_t t = 0; t < key.wide; t += W)
+                    store(g.queries + t * g.rows + r * W, load(row + t) * scaling.query);
             }
             for (int64_t t = 0; t < g.rows * value.wide; t += W) store(g.out + t, vf{});
             for (int l = 0; l < W; ++l) {
@@ -244,7 +152,7 @@ struct Decoder {
     }
 
     // Softcap and biases, in the same steps as scores.h, where lanes are laid out differently.
-    void finish_scores(const DecodeGroup& g, const DecodeChunk& chunk) {
+    void finish_scores(const DecodeGroup& g, const DecodeChunk& chunk, float* scores) {
         const int64_t vectors = (chunk.count * g.slots + W - 1) / W;
         const vf cap = same(call.softcap * log2_e), into = same(scaling.factor / log2_e / call.softcap);
         if (key.scaled())
@@ -275,7 +183,7 @@ struct Decoder {
 
     // Turns the chunk's scores into weights relative to the new peak, and keeps the exponents if they are asked for.
     template <int slots>
-    void admit(DecodeGroup& g, const DecodeChunk& chunk, float by, bool scale_keys) {
+    void admit(DecodeGroup& g, const DecodeChunk& chunk, float* scores, float by, bool scale_keys) {
         constexpr int64_t K = W / slots;
         const int64_t tiles = (chunk.count + K - 1) / K;
         const vf nothing = same(-__builtin_inff()), factor = same(by);
@@ -312,37 +220,49 @@ struct Decoder {
         store(g.sum, load(g.sum) * fade + total);
     }
 
-    void take(DecodeChunk& chunk, const DecodeChunk* next) {
-        key.stage(task.b, kv, chunk.low, chunk.count, chunk.keys, room);
-        const bool extras = has_extras(call);
+    void score(DecodeChunk& chunk, int turn) {
+        key.stage(task.b, kv, chunk.low, chunk.count, chunk.keys, key_room);
         for (int i = 0; i < groups; ++i) {
             DecodeGroup& g = group[i];
-            if (i > 0) key.stage(task.b, kv, chunk.low, chunk.count, chunk.keys, room);
-            const RowsAhead values{chunk.values, i == 0 ? value.row_bytes : 0};
             const int64_t at_once = W / g.slots;
-            g.score(chunk.keys, (chunk.count + at_once - 1) / at_once, key.wide / W, g.queries, scores, values);
-            if (extras) finish_scores(g, chunk);
-            const float by = extras ? 1.0f : scaling.factor;
-            const bool scale_keys = !extras && key.scaled();
+            const RowsAhead ahead{chunk.values, i == 0 ? value.row_bytes : 0};
+            g.score(chunk.keys, (chunk.count + at_once - 1) / at_once, key.wide / W, g.queries, g.scores[turn], ahead);
+        }
+    }
+
+    void weigh(const DecodeChunk& chunk, int turn) {
+        const bool extras = has_extras(call);
+        const float by = extras ? 1.0f : scaling.factor;
+        const bool scale_keys = !extras && key.scaled();
+        for (int i = 0; i < groups; ++i) {
+            DecodeGroup& g = group[i];
+            float* scores = g.scores[turn];
+            if (extras) finish_scores(g, chunk, scores);
             switch (g.slots) {
-                case 1: admit<1>(g, chunk, by, scale_keys); break;
-                case 2: admit<2>(g, chunk, by, scale_keys); break;
-                case 4: admit<4>(g, chunk, by, scale_keys); break;
+                case 1: admit<1>(g, chunk, scores, by, scale_keys); break;
+                case 2: admit<2>(g, chunk, scores, by, scale_keys); break;
+                case 4: admit<4>(g, chunk, scores, by, scale_keys); break;
                 default:
-                    if constexpr (W >= 8) admit<8>(g, chunk, by, scale_keys);
-            }
-            value.stage(task.b, kv, chunk.low, chunk.count, chunk.values, room);
-            for (int r = 0; r < g.rows; r += mix_rows_at_once) {
-                const bool last = i + 1 == groups && r + mix_rows_at_once >= g.rows;
-                RowsAhead keys;
-                if (last && next != nullptr) keys = {next->keys, key.row_bytes};
-                g.mix[r / mix_rows_at_once](chunk.values, chunk.count, value.wide / W, scores + r, g.slots, g.fade + r,
-                                            g.out + r * value.wide, keys);
+                    if constexpr (W >= 8) admit<8>(g, chunk, scores, by, scale_keys);
             }
         }
     }
 
-    // Walks over the chunks of the visible keys; the next one is always known, so that it can be fetched ahead.
+    void mix(DecodeChunk& chunk, int turn, const DecodeChunk* later) {
+        value.stage(task.b, kv, chunk.low, chunk.count, chunk.values, value_room);
+        for (int i = 0; i < groups; ++i) {
+            DecodeGroup& g = group[i];
+            for (int r = 0; r < g.rows; r += mix_rows_at_once) {
+                RowsAhead ahead;
+                if (i == 0 && r == 0 && later != nullptr) ahead = {later->keys, key.row_bytes};
+                g.mix[r / mix_rows_at_once](chunk.values, chunk.count, value.wide / W, g.scores[turn] + r, g.slots, g.fade + r,
+                                            g.out + r * value.wide, ahead);
+            }
+        }
+    }
+
+    // Walks over the chunks of the visible keys. The scores of the next chunk are computed between the softmax of
+    // this one and its values, so that neither product waits for the other's last results.
     void run() {
         const Ranges ranges = visible_ranges(plan, task);
         int part = 0;
@@ -355,7 +275,7 @@ struct Decoder {
                     continue;
                 }
                 chunk.low = at;
-                chunk.count = left < decode_keys ? left : decode_keys;
+                chunk.count = left < chunk_size ? left : chunk_size;
                 at += chunk.count;
                 chunk.masked = visible_words(plan, task, chunk.low, chunk.count, chunk.words);
                 if (chunk.masked) {
@@ -363,20 +283,29 @@ struct Decoder {
                     for (int64_t j = 0; j < chunk.count; ++j) seen |= chunk.words[j];
                     if (seen == 0) continue;  // nobody sees anything here
                 }
-                key.find(task.b, kv, chunk.low, chunk.count, chunk.keys, chunk.key_scale);
-                value.find(task.b, kv, chunk.low, chunk.count, chunk.values, chunk.value_scale);
+                key.find(task.b, kv, chunk.low, chunk.count, chunk_size, chunk.keys, chunk.key_scale);
+                value.find(task.b, kv, chunk.low, chunk.count, chunk_size, chunk.values, chunk.value_scale);
                 return true;
             }
             return false;
         };
-        DecodeChunk *now = chunks, *next = chunks + 1;
-        bool more = find(*now);
-        while (more) {
-            more = find(*next);
-            take(*now, more ? next : nullptr);
+        DecodeChunk *now = chunks, *next = chunks + 1, *later = chunks + 2;
+        bool any = find(*now), more = any && find(*next);
+        if (any) score(*now, 0);
+        for (int turn = 0; any; turn ^= 1) {
+            weigh(*now, turn);
+            bool another = false;
+            if (more) {
+                another = find(*later);
+                score(*next, turn ^ 1);
+            }
+            mix(*now, turn, another ? later : nullptr);
             DecodeChunk* done = now;
             now = next;
-            next = done;
+            next = later;
+            later = done;
+            any = more;
+            more = another;
         }
     }
 

@@ -18,13 +18,66 @@ constexpr int rows_at_once = W < 8 ? W : 8;  // rows that one tile can hold
 template <int R>
 constexpr int slots_of = R <= 1 ? 1 : R <= 2 ? 2 : R <= 4 ? 4 : 8;
 
-// Rows to be fetched ahead: `bytes` of each.
+constexpr int slots_for(int64_t rows) { return rows <= 1 ? 1 : rows <= 2 ? 2 : rows <= 4 ? 4 : 8; }
+
+// One vector of lanes [key][slot] from one number per key.
+template <int slots>
+CLEARHEAD_INLINE vf spread(const float* per_key) {
+    if constexpr (slots == 1) return load(per_key);
+    if constexpr (slots == W) return same(*per_key);
+    vf x{};
+    __builtin_memcpy(&x, per_key, W / slots * 4);
+    constexpr int s = slots;
+#if defined(__AVX512F__)
+    return __builtin_shufflevector(x, x, 0, 1 / s, 2 / s, 3 / s, 4 / s, 5 / s, 6 / s, 7 / s, 8 / s, 9 / s, 10 / s, 11 / s,
+                                   12 / s, 13 / s, 14 / s, 15 / s);
+#elif defined(__AVX2__)
+    return __builtin_shufflevector(x, x, 0, 1 / s, 2 / s, 3 / s, 4 / s, 5 / s, 6 / s, 7 / s);
+#else
+    return __builtin_shufflevector(x, x, 0, 1 / s, 2 / s, 3 / s);
+#endif
+}
+
+// The vector with lanes i and i ^ distance exchanged.
+template <int distance>
+CLEARHEAD_INLINE vf exchanged(vf x) {
+    constexpr int e = distance;
+#if defined(__AVX512F__)
+    return __builtin_shufflevector(x, x, 0 ^ e, 1 ^ e, 2 ^ e, 3 ^ e, 4 ^ e, 5 ^ e, 6 ^ e, 7 ^ e, 8 ^ e, 9 ^ e, 10 ^ e, 11 ^ e,
+                                   12 ^ e, 13 ^ e, 14 ^ e, 15 ^ e);
+#elif defined(__AVX2__)
+    return __builtin_shufflevector(x, x, 0 ^ e, 1 ^ e, 2 ^ e, 3 ^ e, 4 ^ e, 5 ^ e, 6 ^ e, 7 ^ e);
+#else
+    return __builtin_shufflevector(x, x, 0 ^ e, 1 ^ e, 2 ^ e, 3 ^ e);
+#endif
+}
+
+// The largest, or the sum, over all keys of a vector, in every lane of a slot.
+template <int slots>
+CLEARHEAD_INLINE vf largest_of_slots(vf x) {
+    if constexpr (slots < W) return largest_of_slots<slots * 2>(larger(x, exchanged<slots>(x)));
+    return x;
+}
+template <int slots>
+CLEARHEAD_INLINE vf sum_of_slots(vf x) {
+    if constexpr (slots < W) return sum_of_slots<slots * 2>(x + exchanged<slots>(x));
+    return x;
+}
+
+constexpr int64_t line_bytes = 64;
+
+// Rows to be fetched ahead, `bytes` of each: line by line in the order of their addresses, which the hardware's own
+// prefetchers recognise as a stream.
 struct RowsAhead {
     const char* const* rows = nullptr;
     int64_t bytes = 0;
-};
 
-constexpr int64_t line_bytes = 64;
+    CLEARHEAD_INLINE void fetch(int64_t row) const {
+        if (bytes == 0) return;
+        const char* from = rows[row];
+        for (int64_t at = 0; at < bytes; at += line_bytes) __builtin_prefetch(from + at);
+    }
+};
 
 // Lanes of two vectors regrouped so that low + high adds neighbours: by one lane, by two, then by groups of four.
 template <int step>
@@ -71,42 +124,40 @@ CLEARHEAD_INLINE vf fold(const vf (&x)[N]) {
 constexpr int log2_of(int n) { return n <= 1 ? 0 : 1 + log2_of(n / 2); }
 
 // Scores of R rows against `keys`, W / slots keys at a time: tile t writes W floats, [key][slot]. Lanes of slots that
-// no row has are copies of the last row. queries: R rows of `vectors` vectors each, in T's order.
+// no row has are copies of the last row. queries: [vector][R][W], in T's order. ahead: as many rows as keys, or none
+// (bytes = 0).
 template <typename T, int R>
-void score_rows(const char* const* keys, int64_t tiles, int64_t vectors, const float* queries, float* scores, RowsAhead ahead) {
+void score_rows(const char* const* keys, int64_t tiles, int64_t vectors, const float* queries, float* scores,
+                RowsAhead ahead) {
     constexpr int slots = slots_of<R>, K = W / slots;
     constexpr int part = K > 8 ? 8 : K;  // keys that are computed side by side: more addresses do not fit registers
-    const int64_t ldq = vectors * W;
-    for (int64_t tile = 0; tile < tiles; ++tile, keys += K, scores += W) {
+    for (int64_t tile = 0; tile < tiles; ++tile, scores += W) {
         vf parts[K / part];
-        for (int64_t at = 0; at < ahead.bytes; at += line_bytes)
-#pragma GCC unroll 16
-            for (int k = 0; k < K; ++k) __builtin_prefetch(ahead.rows[tile * K + k] + at);
 #pragma GCC unroll 2
-        for (int p = 0; p < K / part; ++p) {
-            const T* row[part];
-            vf sums[part * slots];
+        for (int p = 0; p < K / part; ++p, keys += part, ahead.rows += part) {
 #pragma GCC unroll 8
-            for (int k = 0; k < part; ++k) row[k] = reinterpret_cast<const T*>(keys[p * part + k]);
+            for (int k = 0; k < part; ++k) ahead.fetch(k);
+            vf sums[part * slots];
 #pragma GCC unroll 16
             for (int i = 0; i < part * slots; ++i) sums[i] = vf{};
+            const float* q = queries;
             int64_t v = 0;
-            for (; v + 2 <= vectors; v += 2) {
+            for (; v + 2 <= vectors; v += 2, q += 2 * R * W) {
 #pragma GCC unroll 8
                 for (int k = 0; k < part; ++k) {
-                    const Pair x = pair_at(row[k] + v * W);
+                    const Pair x = pair_at(reinterpret_cast<const T*>(keys[k]) + v * W);
 #pragma GCC unroll 8
-                    for (int r = 0; r < R; ++r) sums[k * slots + r] += x.a * load(queries + r * ldq + v * W);
+                    for (int r = 0; r < R; ++r) sums[k * slots + r] += x.a * load(q + r * W);
 #pragma GCC unroll 8
-                    for (int r = 0; r < R; ++r) sums[k * slots + r] += x.b * load(queries + r * ldq + v * W + W);
+                    for (int r = 0; r < R; ++r) sums[k * slots + r] += x.b * load(q + (R + r) * W);
                 }
             }
             if (v < vectors) {
 #pragma GCC unroll 8
                 for (int k = 0; k < part; ++k) {
-                    const vf x = vector_at(row[k] + v * W);
+                    const vf x = vector_at(reinterpret_cast<const T*>(keys[k]) + v * W);
 #pragma GCC unroll 8
-                    for (int r = 0; r < R; ++r) sums[k * slots + r] += x * load(queries + r * ldq + v * W);
+                    for (int r = 0; r < R; ++r) sums[k * slots + r] += x * load(q + r * W);
                 }
             }
 #pragma GCC unroll 8
@@ -126,8 +177,7 @@ constexpr int mix_sums = W == 16 ? 24 : 12;
 // out = out · fade + Σ weight · value for R rows and S vectors of columns. weights: [key][slots], from the first row.
 template <typename T, int R, int S>
 CLEARHEAD_INLINE void mix_strip(const char* const* values, int64_t column, int64_t count, const float* weights,
-                                int64_t slots, const float* fade, float* out, int64_t ldo, RowsAhead ahead, int64_t from,
-                                int64_t to) {
+                                int64_t slots, const float* fade, float* out, int64_t ldo, RowsAhead ahead, int64_t& due, int64_t& fetched) {
     // Fewer sums than a multiply-add's latency covers: several keys at a time, each with sums of its own.
     constexpr int U = R * S >= 8 ? 1 : R * S >= 4 ? 2 : 4;
     vf sums[U][R][S];
@@ -139,7 +189,12 @@ CLEARHEAD_INLINE void mix_strip(const char* const* values, int64_t column, int64
             for (int s = 0; s < S; ++s) sums[u][r][s] = vf{};
     auto admit = [&](int64_t j, int u) __attribute__((always_inline)) {
         const T* row = reinterpret_cast<const T*>(values[j]) + column;
-        for (int64_t at = from; at < to; at += line_bytes) __builtin_prefetch(ahead.rows[j] + at);
+        // The rows ahead are spread over all strips: S of every ldo / W columns, so many of the rows.
+        due += S * W;
+        if (due >= ldo) {
+            due -= ldo;
+            ahead.fetch(fetched++);
+        }
         vf weight[R];
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) weight[r] = same(weights[j * slots + r]);
@@ -175,17 +230,15 @@ CLEARHEAD_INLINE void mix_strip(const char* const* values, int64_t column, int64
         }
 }
 
-// All columns: strips as wide as the registers allow. out: R rows of `vectors` vectors, in T's order.
+// All columns: strips as wide as the registers allow. out: R rows of `vectors` vectors, in T's order. ahead: as for
+// the scores.
 template <typename T, int R>
 void mix_rows(const char* const* values, int64_t count, int64_t vectors, const float* weights, int64_t slots,
               const float* fade, float* out, RowsAhead ahead) {
-    int64_t v = 0, fetched = 0;
+    int64_t v = 0, due = 0, fetched = 0;
     auto strip = [&](auto width) __attribute__((always_inline)) {
         constexpr int S = decltype(width)::value;
-        // Each strip fetches its share of the rows ahead.
-        const int64_t until = v + S == vectors ? ahead.bytes : ahead.bytes * (v + S) / vectors / line_bytes * line_bytes;
-        mix_strip<T, R, S>(values, v * W, count, weights, slots, fade, out, vectors * W, ahead, fetched, until);
-        fetched = until;
+        mix_strip<T, R, S>(values, v * W, count, weights, slots, fade, out, vectors * W, ahead, due, fetched);
         v += S;
     };
     while (v < vectors) {

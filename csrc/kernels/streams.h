@@ -92,5 +92,63 @@ inline void to_natural_order(float* row, int64_t columns) {
     }
 }
 
+// How the rows of K or of V reach the products.
+struct Stream {
+    const Rows& rows;
+    int64_t columns, wide;  // columns, and their number filled up to whole vectors
+    bool staged;            // as floats: columns that are apart or no whole number of vectors
+    Type type;              // as the products see it
+    int64_t row_bytes;      // to be fetched ahead
+
+    Stream(const Rows& of, int64_t width)
+        : rows(of),
+          columns(width),
+          wide(padded(width)),
+          staged(of.column != 1 || width % W != 0),
+          type(staged ? Type::f32 : of.type),
+          row_bytes(staged ? 0 : width * size_of(of.type)) {}
+
+    bool scaled() const { return type == Type::i8; }
+
+    // Addresses of the rows of a chunk, filled up to `room`, and their factors.
+    void find(int64_t b, int64_t h, int64_t low, int64_t count, int64_t room, const char** at, float* scale) const {
+        if (staged) return;
+        const char* data = static_cast<const char*>(rows.data);
+        const int64_t size = size_of(type), step = rows.row * size;
+        for (int64_t i = 0; i < count;) {
+            int64_t run = count - i;
+            if (rows.table != nullptr) {
+                const int64_t left = rows.page - (low + i) % rows.page;
+                run = left < run ? left : run;
+            }
+            const char* from = data + row_offset(rows, b, h, low + i) * size;
+            for (int64_t k = 0; k < run; ++k) at[i + k] = from + k * step;
+            if (scaled())
+                for (int64_t k = 0; k < run; ++k) scale[i + k] = row_scale(rows, b, h, low + i + k);
+            i += run;
+        }
+        fill_up(count, room, at);
+        if (scaled())
+            for (int i = 0; i < W; ++i) scale[count + i] = 0.0f;
+    }
+
+    // Copies the rows of a chunk to `room` as floats, if they cannot be read where they lie.
+    void stage(int64_t b, int64_t h, int64_t low, int64_t count, const char** at, float* room) const {
+        if (!staged) return;
+        for (int64_t i = 0; i < count; ++i) {
+            float* row = room + i * wide;
+            read_row(rows, b, h, low + i, columns, row);
+            for (int64_t t = columns; t < wide; ++t) row[t] = 0.0f;
+            at[i] = reinterpret_cast<const char*>(row);
+        }
+        fill_up(count, count, at);
+    }
+
+    // The last row again, so that there are `room` addresses and a multiple of any tile.
+    static void fill_up(int64_t count, int64_t room, const char** at) {
+        for (; count < room || count % W != 0; ++count) at[count] = at[count - 1];
+    }
+};
+
 }  // namespace
 }  // namespace clearhead
