@@ -96,7 +96,7 @@ double cut(const Plan& plan, Kept& work) {
 
 }  // namespace
 
-bool is_decoding(const Call& call) { return call.Lq * (call.Hq / call.Hkv) <= kernels().few_rows; }
+bool is_decoding(const Call& call) { return kernels().decodes(call); }
 
 Status decode(const Plan& plan) {
     const Call& call = *plan.call;

@@ -41,10 +41,10 @@ struct Kernels {
     // Joins pieces first … first + count - 1, which hold the same block over disjoint keys, into the call's results.
     void (*join)(const Plan& plan, const Task& task, char* scratch, const Pieces& pieces, int64_t first, int64_t count);
 
-    // At most `few_rows` rows to a key/value head, all its queries and heads in one task (decode.h). `scratch`:
+    // For calls that `decodes` says yes to: all queries and heads of a key/value head in one task (decode.h). `scratch`:
     // decode_scratch(plan) bytes. If task.piece >= 0 the unfinished result goes to `piece`, decode_piece_floats(call)
     // floats. `exponents`: 2 * rows * Lk floats for each key/value head, if any question is asked; else null.
-    int few_rows;
+    bool (*decodes)(const Call& call);
     int64_t (*decode_scratch)(const Plan& plan);
     int64_t (*decode_piece_floats)(const Call& call);
     void (*decode)(const Plan& plan, const Task& task, char* scratch, float* piece, float* exponents);

@@ -14,8 +14,8 @@ namespace {
 
 constexpr int64_t decode_keys = 64;    // the most keys of a chunk
 constexpr int64_t chunk_bytes = 8192;  // of K or V: the rows of two chunks stay in the first cache
-constexpr int decode_groups = 2;       // times rows_at_once: the most rows of a task
-constexpr int few_rows = decode_groups * rows_at_once;
+constexpr int decode_groups = 2;       // of up to rows_at_once rows each, in a task
+constexpr int few_rows = rows_at_once + rows_at_once / 2;  // with more, blocks of queries are faster
 
 // One chunk of keys: where its rows lie, their factors, who sees them.
 struct DecodeChunk {
@@ -457,6 +457,17 @@ void join_decoded(const Plan& plan, const Task& task, char* memory, const float*
     }
     decoder.finish();
     if (exponents != nullptr) answer_rows(plan, task, decoder, scratch);
+}
+
+// Whether a call has so few rows to a key/value head that lanes are better filled with columns than with queries.
+// Where blocks multiply bfloat16 pairs they win sooner.
+bool decodes(const Call& call) {
+    const int64_t rows = call.Lq * (call.Hq / call.Hkv);
+    if (rows <= rows_at_once) return true;
+#if defined(CLEARHEAD_PAIRS)
+    if (runs_on_pairs(call, Scaling(call.scale))) return false;
+#endif
+    return rows <= few_rows;
 }
 
 }  // namespace

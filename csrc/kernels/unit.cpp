@@ -12,7 +12,7 @@ namespace clearhead {
 
 const Kernels& CLEARHEAD_JOIN(kernels_, CLEARHEAD_ISA)() {
     static constexpr Kernels table{CLEARHEAD_TEXT(CLEARHEAD_ISA), block_lanes, forward_block_bytes, forward_block,
-                                   join_pieces, few_rows, decode_bytes, decode_piece_floats, decode_rows, join_decoded,
+                                   join_pieces, decodes, decode_bytes, decode_piece_floats, decode_rows, join_decoded,
                                    {W, backward_task_bytes, backward_task}};
     return table;
 }
