@@ -1,0 +1,1 @@
+"""Layers of attention, for models of your own: every form of it, with positions, caches and observables."""
