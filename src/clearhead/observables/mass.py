@@ -134,8 +134,8 @@ class SegmentOutput(Observable):
     ids: as in `SegmentMass`. The parts add up to the head's output (before the output projection).
     norms=False: vectors, (B, Hq, R, S, dv). norms=True: their Euclidean lengths, (B, Hq, R, S), in memory
     that does not hold the vectors (value-weighted attention, after Kobayashi et al. 2020, eq. 3, summed over
-    a segment before taking the norm). Exact to float32 relative to the output: a part of less than 1e-7 of it may
-    be lost.
+    a segment before taking the norm). Exact to float32 relative to the output: a part of less than 1e-7 of
+    it may be lost.
 
     Raises as `SegmentMass` does.
     """
