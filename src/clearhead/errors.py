@@ -12,6 +12,8 @@ and what is allowed.
     │   ├── MaskError                      a mask that contradicts itself or does not fit the tensors
     │   └── ObserveError                   an observable that cannot be computed as asked
     ├── SizeError          (MemoryError)   something quadratic was asked for at a size that would not fit
+    ├── PoolFullError      (MemoryError)   a cache has no block left for what is to be written
+    ├── EngineError        (RuntimeError)  an engine that is closed, or a request that it could not finish
     ├── BackendError       (RuntimeError)  no backend, or not the one asked for, can do this
     ├── PromptError        (ValueError)    segments that cannot be laid out as a prompt
     ├── ModelError         (RuntimeError)  a model that cannot be found, loaded or observed
@@ -50,6 +52,14 @@ class ObserveError(ArgumentError):
 
 class SizeError(ClearheadError, MemoryError):
     """Something quadratic was asked for at a size that would not fit."""
+
+
+class PoolFullError(ClearheadError, MemoryError):
+    """A cache has no block left for what was to be written; what is in it is as it was."""
+
+
+class EngineError(ClearheadError, RuntimeError):
+    """An engine is closed, or could not finish a request."""
 
 
 class BackendError(ClearheadError, RuntimeError):

@@ -205,21 +205,23 @@ def _dtype(stored: Stored, q: Tensor) -> torch.dtype:
     return q.dtype
 
 
-_LAST: tuple[tuple[Any, ...], Mask | None] = ((), None)
+#: The latest masks with lengths, and what they were made from.
+_KEPT: tuple[tuple[Mask, Tensor, int, int, Mask], ...] = ()
+_KEPT_MOST = 24
 
 
 def masked_by_lengths(mask: Mask, pages: Pages, Lq: int) -> Mask:
     """The mask with keys behind each row's length hidden, and the last query at the last key of its row."""
-    global _LAST
-    key = (mask, pages.lengths, _version(pages.lengths), Lq)
-    known, made = _LAST
-    if made is not None and known[0] is mask and known[1] is pages.lengths and known[2:] == key[2:]:
-        return made  # the layers of a model ask alike
+    global _KEPT
+    version = _version(pages.lengths)
+    for of, lengths, at, rows, kept in _KEPT:  # the layers of a model ask alike
+        if of is mask and lengths is pages.lengths and at == version and rows == Lq:
+            return kept
     lengths = pages.lengths.long()
     offset = lengths - Lq + mask.key_offset if mask.offset is None else None
     made = Mask(padding=lengths, offset=offset) & mask
-    if key[2] is not None:
-        _LAST = (key, made)
+    if version is not None:
+        _KEPT = ((mask, pages.lengths, version, Lq, made), *_KEPT[: _KEPT_MOST - 1])
     return made
 
 

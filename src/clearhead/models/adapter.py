@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.backends.reference import scaled, scores, softmax
+from clearhead.cache.ragged import Ragged
 from clearhead.errors import ModelError, ShapeError, SizeError
 from clearhead.front_door import attention
 from clearhead.mask import Mask, as_mask
@@ -77,6 +78,8 @@ def attention_function(
         bias = position_bias if bias is None else bias + position_bias
     if s_aux is not None:
         s_aux = s_aux.reshape(-1)
+    if isinstance(key, Ragged):
+        return _ragged(query, key, mask, (scaling, softcap, bias, s_aux), kwargs), None
     how = (scaling, softcap, bias, s_aux)
     rule = RULE.get()
     if rule is not None:
@@ -138,6 +141,16 @@ def full_weights(
     visible = Visibility.of(mask, B, Hq, Lq, Lk, q.device).tile(slice(0, Lq), slice(0, Lk))
     weights, _ = softmax(fit, visible, sink_logits)
     return weights
+
+
+def _ragged(query: Tensor, key: Ragged, mask: Mask, how: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """A row of many sequences, which observes by itself."""
+    if ACTIVE.get() is not None or RULE.get() is not None or kwargs.get("output_attentions"):
+        raise ModelError(
+            "a row of many sequences (clearhead.Engine) cannot be watched from outside: give submit() segments"
+        )
+    scale, softcap, bias, sink_logits = how
+    return key.attend(query, mask, scale=scale, softcap=softcap, bias=bias, sink_logits=sink_logits)
 
 
 def _mask_and_bias(given: Any, query: Tensor, key: Tensor) -> tuple[Mask, Tensor | None]:
