@@ -60,6 +60,12 @@ CALLS: list[tuple[dict[str, Any], dict[str, Any], type[ClearheadError], str]] = 
     ({}, {"query": X[:, :0]}, ShapeError, "query is empty"),
     ({"kdim": 8}, {"query": X}, ArgumentError, "key must be given: this layer takes keys of 8"),
     ({}, {"query": X, "value": X}, ArgumentError, "value was given without key"),
+    (
+        {"kdim": 8},
+        {"query": X, "key": X[..., :8]},
+        ShapeError,
+        r"value must have 16 features, got \(2, 5, 8\) \(the key, as no value was given\)",
+    ),
     ({}, {"query": X, "key": X[0]}, ShapeError, "query has 3 axes and key 2"),
     ({}, {"query": X, "key": X[:1]}, ShapeError, "batches of 2, 1 and 1"),
     ({}, {"query": X, "key": X, "value": X[:, :2]}, ShapeError, "key has length 5 and value 2"),

@@ -235,7 +235,8 @@ class MultiHeadAttention(nn.Module):
                     f"query has {query.ndim} axes and {name} {tensor.ndim}: they must be as many"
                 )
             if tensor.shape[-1] != wide[name]:
-                raise ShapeError(f"{name} must have {wide[name]} features, got {tuple(tensor.shape)}")
+                same = " (the key, as no value was given)" if name == "value" and tensor is key else ""
+                raise ShapeError(f"{name} must have {wide[name]} features, got {tuple(tensor.shape)}{same}")
             if 0 in tensor.shape:
                 raise ShapeError(f"{name} is empty, shape {tuple(tensor.shape)}")
             if tensor.ndim == 2:
