@@ -18,6 +18,7 @@ struct Sight {
     const Mask& m;
     int64_t b, query, queries;
     int64_t base;  // slot of the task's first query: it sees key j causally if j <= base + i
+    bool documents = true;  // whether words have to look at them
 
     Sight(const Mask& mask, const Task& task)
         : m(mask),
@@ -69,9 +70,19 @@ struct Sight {
             const int64_t from = start + low - m.key_offset - base;  // the first query of the key's chunk
             seen &= bits_between(from, from + m.chunk);
         }
-        if (m.document_key != nullptr)
+        if (documents && m.document_key != nullptr)
             seen &= equal(m.document_query, m.document_query_batch, m.document_key[b * m.document_key_batch + j]);
         return seen;
+    }
+
+    // Whether all queries and the keys low … high - 1 belong to the same document.
+    bool one_document(int64_t low, int64_t high) const {
+        const int64_t* key = m.document_key + b * m.document_key_batch;
+        const int64_t* own = m.document_query + b * m.document_query_batch + query;
+        int64_t others = 0;
+        for (int64_t j = low; j < high; ++j) others |= key[j] ^ own[0];
+        for (int64_t i = 0; i < queries; ++i) others |= own[i] ^ own[0];
+        return others == 0;
     }
 
     // Whether every query sees all keys low … high - 1 of this mask (false may also mean: not known).
@@ -89,14 +100,7 @@ struct Sight {
             const int64_t q = m.key_offset + base, p = q + queries - 1;
             if (floor_div(a) != floor_div(z) || floor_div(q) != floor_div(p) || floor_div(a) != floor_div(q)) return false;
         }
-        if (m.document_key != nullptr) {
-            const int64_t* key = m.document_key + b * m.document_key_batch;
-            const int64_t* own = m.document_query + b * m.document_query_batch + query;
-            for (int64_t j = low; j < high; ++j)
-                if (key[j] != own[0]) return false;
-            for (int64_t i = 0; i < queries; ++i)
-                if (own[i] != own[0]) return false;
-        }
+        if (m.document_key != nullptr && !one_document(low, high)) return false;
         if (m.real != nullptr) {
             const int64_t item = reach.real_batch ? b : 0;
             if (low < reach.real[item].low || high > reach.real[item].high || !reach.solid[item]) return false;
@@ -137,7 +141,8 @@ inline bool visible_words(const Plan& plan, const Task& task, int64_t low, int64
     if (whole) return false;
     for (int64_t j = 0; j < count; ++j) words[j] = first_bits(task.queries);
     for (const Mask* m = &plan.call->mask; m != nullptr; m = m->next) {
-        const Sight sight(*m, task);
+        Sight sight(*m, task);
+        sight.documents = m->document_key != nullptr && !sight.one_document(low, low + count);
         for (int64_t j = 0; j < count; ++j)
             if (words[j] != 0) words[j] &= sight.word(low + j);
         if (m->dense != nullptr && m->dense_head == 0) sight.narrow(task.head, low, count, words);
