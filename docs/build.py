@@ -86,7 +86,7 @@ def tree_page() -> str:
         "# Where everything is\n\n<!-- made by `make docs` from the files themselves; do not edit -->\n",
         FLOORS,
     ]
-    for folder in ("src/clearhead", "csrc", "tests", "benchmarks", "docs"):
+    for folder in ("src/clearhead", "csrc", "tests", "benchmarks", "examples", "docs"):
         lines.append(f"## {folder}/\n\n| file | what it is |\n|---|---|")
         for path in sorted((ROOT / folder).rglob("*"), key=lambda p: (p.parent.as_posix(), p.name)):
             ignored = any(part.startswith((".", "__pycache__")) for part in path.relative_to(ROOT).parts)

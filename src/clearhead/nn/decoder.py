@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,6 +47,22 @@ class Block(nn.Module):
         x = x + out
         x = x + self.mlp(self.mlp_norm(x))
         return x if seen is None else (x, seen)
+
+
+@dataclass(frozen=True)
+class DecoderSizes:
+    """The sizes of a `Decoder` under the names of transformers' configurations, which caches ask."""
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+
+    def get_text_config(self, decoder: bool | None = None) -> DecoderSizes:
+        """Itself: there is no other part."""
+        return self
 
 
 class Decoder(nn.Module):
@@ -186,6 +203,20 @@ class Decoder(nn.Module):
                 token = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)[:, 0]
             yield token
             ids = token[:, None]
+
+    @property
+    def config(self) -> DecoderSizes:
+        """Its sizes, for caches that ask a model's configuration for them."""
+        layer = self.blocks[0].get_submodule("attention")
+        assert isinstance(layer, MultiHeadAttention)
+        return DecoderSizes(
+            self.embedding.num_embeddings,
+            self.embedding.embedding_dim,
+            len(self.blocks),
+            layer.num_heads,
+            layer.num_kv_heads,
+            layer.head_dim,
+        )
 
     @property
     def rotary(self) -> Rotary | None:

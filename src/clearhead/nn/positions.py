@@ -54,22 +54,24 @@ class Rotary(nn.Module):
         """
         cos, sin = self._angles(x, positions)
         wide = x[..., : self.dim].to(cos.dtype)
-        first, second = wide.chunk(2, dim=-1)
-        turned = (wide * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
+        turned = torch.addcmul(wide * cos, wide.roll(self.dim // 2, -1), sin).to(x.dtype)
         return turned if self.dim == x.shape[-1] else torch.cat((turned, x[..., self.dim :]), dim=-1)
 
     def _angles(self, x: Tensor, positions: Tensor | int) -> tuple[Tensor, Tensor]:
-        """cos and sin for all heads, (B | 1, 1, L, dim); the layers of a model that share this ask alike."""
+        """cos and ∓sin for all heads, (B | 1, 1, L, dim); the layers of a model that share this ask alike."""
         if isinstance(positions, Tensor) or torch.compiler.is_compiling():
-            if not isinstance(positions, Tensor):
-                positions = torch.arange(positions, positions + x.shape[2], device=x.device)
-            cos, sin = self(x, positions)
-            return cos[:, None], sin[:, None]
+            return self._for_heads(x, positions)
         key = (positions, x.shape[2], x.device, compute_dtype(x.dtype), torch.is_inference_mode_enabled())
         if self._last is None or self._last[0] != key:
-            cos, sin = self(x, torch.arange(positions, positions + x.shape[2], device=x.device))
-            self._last = (key, (cos[:, None], sin[:, None]))
+            self._last = (key, self._for_heads(x, positions))
         return self._last[1]
+
+    def _for_heads(self, x: Tensor, positions: Tensor | int) -> tuple[Tensor, Tensor]:
+        if not isinstance(positions, Tensor):
+            positions = torch.arange(positions, positions + x.shape[2], device=x.device)
+        cos, sin = self(x, positions)
+        half = self.dim // 2
+        return cos[:, None], torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)[:, None]
 
     def extra_repr(self) -> str:
         """Its two numbers."""
