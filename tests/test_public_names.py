@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NAMES = [
     "ALiBi",
     "ClearheadError",
+    "Conversation",
     "Entropy",
     "Int8Rows",
     "KeyMass",
@@ -35,6 +36,7 @@ NAMES = [
     "Weights",
     "__version__",
     "attention",
+    "generate",
     "load",
     "observe",
 ]
@@ -52,6 +54,11 @@ def test_the_public_names_are_these_and_all_can_be_had() -> None:
     for name in NAMES:
         assert getattr(clearhead, name) is not None
         assert getattr(clearhead, name).__doc__
+
+
+def test_rooms_can_be_entered_without_importing_them() -> None:
+    code = "import clearhead as ch; print(ch.nn.MultiHeadAttention.__name__, ch.cache.__name__)"
+    assert fresh(code) == "MultiHeadAttention clearhead.cache"
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

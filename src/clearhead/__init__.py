@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from clearhead.bias import RelativeBias as RelativeBias
     from clearhead.errors import ClearheadError as ClearheadError
     from clearhead.front_door import attention as attention
+    from clearhead.generation.conversation import Conversation as Conversation
+    from clearhead.generation.generating import generate as generate
     from clearhead.mask import Mask as Mask
     from clearhead.models import load as load
     from clearhead.models.prompt import Prompt as Prompt
@@ -41,6 +43,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "ALiBi": "clearhead.bias",
     "ClearheadError": "clearhead.errors",
+    "Conversation": "clearhead.generation.conversation",
     "Entropy": "clearhead.observables",
     "Int8Rows": "clearhead.stored",
     "KeyMass": "clearhead.observables",
@@ -61,9 +64,13 @@ _HOMES = {
     "Segment": "clearhead.models.prompt",
     "Trace": "clearhead.trace.trace",
     "attention": "clearhead.front_door",
+    "generate": "clearhead.generation.generating",
     "load": "clearhead.models",
     "observe": "clearhead.trace.observe",
 }
+
+#: Parts of the package that hold their public names themselves: `clearhead.nn.MultiHeadAttention`.
+_ROOMS = ("cache", "nn")
 
 __all__ = ["__version__", *_HOMES]
 
@@ -72,6 +79,8 @@ install()
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"clearhead.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 import clearhead as ch
 from clearhead.errors import ArgumentError, ClearheadError, DTypeError, MaskError, ShapeError
@@ -27,6 +28,7 @@ MAKING: list[tuple[dict[str, Any], type[ClearheadError], str]] = [
         ArgumentError,
         "sinks is 4 and window 4: there must be fewer sinks than window",
     ),
+    ({"window": [3, -1]}, MaskError, r"window=.* got \(3, -1\)"),
     ({"sinks": 2}, MaskError, "sinks=2 .* needs window="),
     ({"window": 4, "sinks": -1}, MaskError, "sinks must be an integer of at least 0, got -1"),
     ({"softcap": 0.0}, ArgumentError, r"softcap must be a finite number above 0, got 0\.0"),
@@ -161,4 +163,6 @@ def test_a_decoder_that_cannot_be_or_is_asked_wrongly() -> None:
     with pytest.raises(ArgumentError, match="cache must be a whole cache with layers, got dict"):
         model(ids, cache={})
     with pytest.raises(ArgumentError, match="temperature must be 0 or more"):
-        next(model.generate(ids, 1, cache=None, temperature=-1.0))
+        next(model.generate(ids, 1, cache=DynamicCache(), temperature=-1.0))
+    with pytest.raises(ArgumentError, match="cache must be given"):
+        next(model.generate(ids, 1, cache=None))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.nn.formula import plain
+from torch._subclasses import FakeTensorMode
 from transformers.models.llama.modeling_llama import LlamaConfig, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 import clearhead as ch
@@ -193,6 +196,26 @@ def test_half_precision_and_autocast() -> None:
     half = layer.bfloat16()(x.bfloat16())
     assert half.dtype == torch.bfloat16
     assert (half.double() - want).norm() < 0.05 * want.norm()
+
+
+def test_a_used_layer_can_be_copied_and_saved(tmp_path: Path) -> None:
+    layer = loud(MultiHeadAttention(16, 4, causal=True, window=5, sinks=2, positions="rotary"))
+    x = torch.randn(1, 9, 16)
+    with torch.inference_mode():
+        want = layer(x)
+    torch.save(layer, tmp_path / "layer.pt")
+    for other in (copy.deepcopy(layer), torch.load(tmp_path / "layer.pt", weights_only=False)):
+        out = other(x)
+        out.sum().backward()
+        assert torch.equal(out, want)
+
+
+def test_shapes_can_be_worked_out_without_numbers() -> None:
+    layer, x = MultiHeadAttention(16, 4, causal=True, positions="rotary"), torch.randn(1, 9, 16)
+    before = layer(x)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert layer(mode.from_tensor(x)).shape == (1, 9, 16)
+    assert torch.equal(layer(x), before)
 
 
 @pytest.mark.parametrize("positions", ["rotary", "relative"])

@@ -39,7 +39,7 @@ def heads(
 
 
 @lru_cache(maxsize=64, typed=True)
-def window_and_sinks(window: Window | None, sinks: int, *, causal: bool) -> Mask:
+def window_and_sinks(window: Window | None, sinks: int, causal: bool) -> Mask:
     """The mask that a layer always has; layers that are alike share it. Raises MaskError (an ArgumentError).
 
     Sinks as many as the window is long, or more, are an error: they would be most of what is seen.

@@ -193,6 +193,8 @@ class Decoder(nn.Module):
         `generator`. Raises ArgumentError for a negative temperature or fewer than 1 new token.
         """
         checks.whole("new_tokens", new_tokens)
+        if cache is None:
+            raise ArgumentError("cache must be given: what was read is not read again")
         if not temperature >= 0:
             raise ArgumentError(f"temperature must be 0 or more, got {temperature!r}")
         for _ in range(new_tokens):

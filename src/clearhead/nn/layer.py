@@ -81,7 +81,10 @@ class MultiHeadAttention(nn.Module):
         self.embed_dim = embed_dim
         self.kdim = embed_dim if kdim is None else checks.whole("kdim", kdim)
         self.vdim = embed_dim if vdim is None else checks.whole("vdim", vdim)
-        self.mask = checks.window_and_sinks(window, sinks, causal=causal)
+        self.window = tuple(window) if isinstance(window, list) else window
+        self.sinks, self.causal = sinks, causal
+        #: What the layer itself hides.
+        self.mask = checks.window_and_sinks(self.window, sinks, causal)
         self.softcap = checks.number("softcap", softcap, above=0)
         self.scale = checks.number("scale", scale)
         if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
@@ -101,6 +104,14 @@ class MultiHeadAttention(nn.Module):
             positions, self.num_heads, self.head_dim, bidirectional=not causal, **made
         )
         self.reset_parameters()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A mask that was used holds what was worked out of it: copies and files make it anew.
+        return {name: value for name, value in self.__dict__.items() if name != "mask"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.mask = checks.window_and_sinks(self.window, self.sinks, self.causal)
 
     def reset_parameters(self) -> None:
         """Draw the projections anew: Xavier's uniform distribution, biases 0, as torch's layer does."""
@@ -283,7 +294,10 @@ class MultiHeadAttention(nn.Module):
         keys, values = kept.add(k, v)
         # A cache that hands back a whole buffer has empty places behind the last query.
         offset = None if first + keys.shape[2] == seen + L else seen
-        return keys, values, _framed(self.mask, offset, first)
+        if offset is None and not first:
+            return keys, values, self.mask
+        framed = _framed.__wrapped__ if torch.compiler.is_compiling() else _framed
+        return keys, values, framed(self.mask, offset, first)
 
     def _cross(
         self, key: Tensor, value: Tensor, cache: Any, key_positions: Tensor | None, first: int

@@ -11,6 +11,9 @@ from clearhead.bias import ALiBi, RelativeBias
 from clearhead.errors import ArgumentError, DTypeError, ShapeError
 from clearhead.shapes import compute_dtype
 
+#: How many modes look at every torch operation just now (tracing, fake tensors): nothing is kept from there.
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+
 
 class Rotary(nn.Module):
     """Rotary position embedding (Su et al. 2021, section 3.2): a score depends on the distance alone.
@@ -59,7 +62,7 @@ class Rotary(nn.Module):
 
     def _angles(self, x: Tensor, positions: Tensor | int) -> tuple[Tensor, Tensor]:
         """cos and ∓sin for all heads, (B | 1, 1, L, dim); the layers of a model that share this ask alike."""
-        if isinstance(positions, Tensor) or torch.compiler.is_compiling():
+        if isinstance(positions, Tensor) or torch.compiler.is_compiling() or _dispatch_modes():
             return self._for_heads(x, positions)
         key = (positions, x.shape[2], x.device, compute_dtype(x.dtype), torch.is_inference_mode_enabled())
         if self._last is None or self._last[0] != key:
@@ -72,6 +75,9 @@ class Rotary(nn.Module):
         cos, sin = self(x, positions)
         half = self.dim // 2
         return cos[:, None], torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)[:, None]
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_last": None}
 
     def extra_repr(self) -> str:
         """Its two numbers."""
