@@ -14,9 +14,10 @@ from torch import Tensor
 
 from clearhead.errors import ArgumentError, ClearheadError, ModelError, PromptError
 from clearhead.evidence import grade
-from clearhead.look.looking import SINK, lay_out, look
+from clearhead.look.looking import SINK, look
 from clearhead.look.result import Look
 from clearhead.models import Prompt, Segment, load
+from clearhead.models.layout import lay_out
 from clearhead.models.loading import LoadedModel
 from clearhead.report import render
 

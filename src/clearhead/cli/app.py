@@ -7,10 +7,13 @@ from typing import Annotated
 import typer
 
 from clearhead import __version__
+from clearhead.cli.chat import chat
 from clearhead.cli.demo import demo
 from clearhead.cli.doctor import doctor
+from clearhead.cli.generate import generate
 from clearhead.cli.look import look
 from clearhead.cli.steps import steps
+from clearhead.cli.stream import stream
 
 app = typer.Typer(
     name="clearhead",
@@ -45,5 +48,14 @@ app.command(
     short_help="The mechanism on a real head, step by step.",
     epilog='Example: clearhead steps "The animal slept because it was tired." --token it',
 )(steps)
+app.command(
+    short_help="An answer as it comes, and what each token looked at.",
+    epilog="Example: clearhead generate --user 'Who wrote this?' --data @page.txt --stop '.'",
+)(generate)
+app.command(short_help="A conversation that keeps its cache.")(chat)
+app.command(
+    short_help="Text without end from a long text, in bounded memory.",
+    epilog="Example: clearhead stream novel.txt --window 512 --seed 1",
+)(stream)
 app.command(short_help="One web page, plain and with a planted instruction, side by side.")(demo)
 app.command(short_help="What attention runs on here, and what is wrong with it.")(doctor)

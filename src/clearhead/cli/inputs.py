@@ -88,7 +88,13 @@ def _named(option: str, read: Callable[[T], R], source: T) -> R:
 
 
 def segments(
-    chat: str | None, system: str | None, user: str | None, data: Sequence[str], texts: Texts | None = None
+    chat: str | None,
+    system: str | None,
+    user: str | None,
+    data: Sequence[str],
+    texts: Texts | None = None,
+    *,
+    purpose: str = "look at",
 ) -> list[Segment]:
     """Return the segments that the options describe: a chat's own, then system, user, data.
 
@@ -111,9 +117,11 @@ def segments(
         text, name = texts.read("--data", value)
         found.append(Segment(_free(name or "data", taken), "data", text))
     if not found:
-        raise ArgumentError("nothing to look at: give --user, --data, --system, or a chat file (see --help)")
+        raise ArgumentError(
+            f"nothing to {purpose}: give --user, --data, --system, or a chat file (see --help)"
+        )
     if not any(s.text for s in found):
-        raise PromptError("nothing to look at: all texts are empty")
+        raise PromptError(f"nothing to {purpose}: all texts are empty")
     return found
 
 

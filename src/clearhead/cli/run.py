@@ -61,7 +61,8 @@ def run_look(
 ) -> Look:
     """Look at a prompt; the bar is shown only for long prompts."""
     from clearhead.look.fit import size
-    from clearhead.look.looking import lay_out, look
+    from clearhead.look.looking import look
+    from clearhead.models.layout import lay_out
 
     prompt, notes = lay_out(sources, loaded.tokenizer)
     with _bars(shown=len(prompt) >= LONG) as bars:
@@ -84,7 +85,7 @@ def answer(loaded: LoadedModel, sources: Sequence[Segment], *, tokens: int = 24)
     import torch
 
     from clearhead.look.fit import continues
-    from clearhead.look.looking import lay_out
+    from clearhead.models.layout import lay_out
 
     if not continues(loaded.model):
         return ""

@@ -15,7 +15,7 @@ from clearhead.look.result import Look, Source, TopToken
 from clearhead.look.words import tokens_holding
 from clearhead.models.active import ACTIVE, Call, Recorder
 from clearhead.models.loading import LoadedModel
-from clearhead.models.prompt import TEMPLATE, Prompt, Segment, check_length
+from clearhead.models.prompt import TEMPLATE, Prompt, check_length
 from clearhead.observables import Entropy, KeyMass, Observable, SegmentMass, SegmentOutput, Weights
 from clearhead.segments import Segments
 from clearhead.trace.observe import observe
@@ -36,17 +36,6 @@ class _Sourced(NamedTuple):
     names: tuple[str, ...]
     roles: tuple[str, ...]
     trusted: tuple[bool, ...]
-
-
-def lay_out(segments: Sequence[Segment], tokenizer: Any) -> tuple[Prompt, tuple[str, ...]]:
-    """Return the segments as the model is used to read them, and what is to be said about that.
-
-    By the tokenizer's chat template; without one (base models, encoders) one text after the other.
-    """
-    if getattr(tokenizer, "chat_template", None):
-        return Prompt(segments, tokenizer), ()
-    note = "the model has no chat template: it reads the texts one after the other, without their roles"
-    return Prompt.plain(segments, tokenizer), (note,)
 
 
 def look(
