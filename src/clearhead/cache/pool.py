@@ -63,8 +63,12 @@ class BlockPool:
         self.block_bytes = sum(_bytes(sizes, page, dtype) for sizes in self.layers)
         self.blocks = self._count(cache_bytes, blocks)
         #: Per layer (blocks, heads, page, d | dv), as `clearhead.Pages` reads them; touched when used.
-        self.keys = tuple(self._rows(sizes.heads, sizes.d, device) for sizes in self.layers)
-        self.values = tuple(self._rows(sizes.heads, sizes.dv, device) for sizes in self.layers)
+        self.keys: tuple[Tensor | Int8Rows, ...] = tuple(
+            self._rows(sizes.heads, sizes.d, device) for sizes in self.layers
+        )
+        self.values: tuple[Tensor | Int8Rows, ...] = tuple(
+            self._rows(sizes.heads, sizes.dv, device) for sizes in self.layers
+        )
         self.references = [0] * self.blocks
         self._free = list(range(self.blocks - 1, -1, -1))
         #: Asked for this many blocks when there are too few: gives back what is kept only for later use.
@@ -194,6 +198,10 @@ class BlockPool:
                     f"layer {layer}: {name} are {tensor.dtype}, the cache was made for {self.dtype}"
                 )
             stored.view(-1, d).index_copy_(0, rows, flat.detach())
+
+    def close(self) -> None:
+        """Give the memory back to the system. The pool can hold nothing any more."""
+        self.keys = self.values = ()
 
     def __repr__(self) -> str:
         kind = str(self.dtype).removeprefix("torch.")
