@@ -13,6 +13,8 @@ namespace {
 
 // Multiply-adds that are not worth waking a second thread for: about 10 µs of one thread's work.
 constexpr double alone = 5e5;
+// What starting and finishing a block takes, in multiply-adds.
+constexpr double a_block = 6e4;
 // Few blocks with many keys are split into pieces of this many keys.
 constexpr int64_t piece_keys = 1024, few_blocks = 16;
 
@@ -69,7 +71,7 @@ Cut cut(const Plan& plan, int lanes) {
             }
         }
     }
-    all.cost *= static_cast<double>(call.d + call.dv);
+    all.cost = all.cost * static_cast<double>(call.d + call.dv) + a_block * static_cast<double>(all.tasks.size());
     return all;
 }
 
