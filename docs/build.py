@@ -30,8 +30,10 @@ Each floor imports only from floors below; `make lint` proves it.
 ```
 faces        cli/   report/                             what a person touches
 instruments  look/  evidence/                           tables, steps, what a map is worth
+generation   generation/                                tokens as they come, many requests in one batch
 record       trace/                                     what one model run looked at, saved and loaded
 models       models/                                    prompts, the transformers adapter, loading
+blocks       nn/  cache/                                layers of attention, what is kept of a stream
 front door   front_door.py                              attention(): checks, choice of a backend, observables
 backends     backends/                                  cpu (C++ core), sdpa, tiles, reference (the oracle)
 questions    observables/                               what can be asked of the weights

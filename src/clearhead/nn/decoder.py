@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -59,6 +59,8 @@ class DecoderSizes:
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
+    model_type: ClassVar[str] = "clearhead_decoder"
+    _attn_implementation: ClassVar[str] = "clearhead"
 
     def get_text_config(self, decoder: bool | None = None) -> DecoderSizes:
         """Itself: there is no other part."""
