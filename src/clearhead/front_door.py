@@ -19,9 +19,9 @@ from clearhead.backends.base import Backend, Request, Result
 from clearhead.bias import Distances, RelativePosition
 from clearhead.errors import ArgumentError, ShapeError, SizeError
 from clearhead.mask import Mask, as_mask
-from clearhead.observables import Observable
+from clearhead.observables import KeyMass, Observable
 from clearhead.shapes import check_bias, check_qkv, check_sink_logits, compute_dtype
-from clearhead.stored import Pages, Stored, check_stored, masked_by_lengths
+from clearhead.stored import Held, Pages, Stored, check_stored, masked_by_lengths
 from clearhead.visibility import Visibility
 
 #: A bias by distance is written down for at most this many distances.
@@ -36,7 +36,7 @@ _scripting = torch._C._is_tracing
 
 def attention(
     q: Tensor,
-    k: Tensor | Stored,
+    k: Tensor | Stored | Held,
     v: Tensor | Stored,
     *,
     mask: Mask | Tensor | None = None,
@@ -57,7 +57,8 @@ def attention(
     q: (B, Hq, Lq, d). k: (B, Hkv, Lk, d). v: (B, Hkv, Lk, dv). Shapes as torch's
         scaled_dot_product_attention; Hq a multiple of Hkv; any strides. All float32, float64, bfloat16 or
         float16 (half types are computed in float32). k and v may also be what a cache stores, read as it
-        lies: `Int8Rows` (bytes with a scale per row) or `Pages` (a pool behind a table of blocks).
+        lies: `Int8Rows` (bytes with a scale per row), `Pages` (a pool behind a table of blocks) or, for k,
+        `clearhead.stored.Held` (with a mask of the cache's own, and the cache told what keys received).
     mask: a `Mask`, booleans (True = may look) or additive floats that broadcast to (B, Hq, Lq, Lk). With
         Lq ≠ Lk causal masks are aligned at the end, as a cache needs it: the last query sees the last key.
         For Lq = 2, Lk = 5 causal is [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]].
@@ -87,6 +88,21 @@ def attention(
     >>> out.shape, entropy.shape, entropy[0, 0, 0].item()  # the first query sees itself only
     (torch.Size([1, 4, 5, 8]), torch.Size([1, 4, 5]), 0.0)
     """
+    if isinstance(k, Held):
+        return _held(
+            q,
+            k,
+            v,
+            mask,
+            bias,
+            _checked_observables(observe),
+            return_lse,
+            scale=scale,
+            softcap=softcap,
+            sink_logits=sink_logits,
+            dropout=dropout,
+            backend=backend,
+        )
     if torch.compiler.is_compiling() or _dispatch_modes() or _scripting():
         by_rows = isinstance(bias, RelativePosition) and isinstance(_offset(mask), Tensor)
         if not by_rows and not observe and not dropout and isinstance(k, Tensor) and isinstance(v, Tensor):
@@ -157,6 +173,36 @@ def attention(
     if asked:
         answer = (*answer, _answers(chosen, request, result))
     return answer
+
+
+def _held(
+    q: Tensor,
+    k: Held,
+    v: Tensor | Stored,
+    mask: Mask | Tensor | None,
+    bias: Tensor | RelativePosition | None,
+    asked: tuple[Observable, ...],
+    return_lse: bool,
+    **setting: Any,
+) -> Any:
+    """Attention over keys of a cache that has its own mask, or that is told what its keys received."""
+    who, added = as_mask(mask, q.dtype)
+    if added is not None:
+        if isinstance(bias, RelativePosition):
+            raise ArgumentError(
+                f"mask holds additive floats, and bias is {bias!r}: give the mask as booleans"
+            )
+        bias = _both(bias, added, q.dtype)
+    q, keys, who = k.opened(q, who, biased=bias is not None)
+    asking = asked if k.account is None else (*asked, KeyMass())
+    setting.update(mask=who, bias=bias, return_lse=return_lse)
+    answer = attention(q, keys, v, observe=asking, **setting)
+    if k.account is None:
+        return answer
+    *most, seen = answer
+    k.account(seen[-1])
+    most += [seen[:-1]] if asked else []
+    return tuple(most) if len(most) > 1 else most[0]
 
 
 def _traced(

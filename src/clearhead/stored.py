@@ -6,13 +6,13 @@ others `dense()` writes them out. Of attention it knows only that keys behind a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from clearhead.errors import ArgumentError, DeviceError, DTypeError, ShapeError
+from clearhead.errors import ArgumentError, DeviceError, DTypeError, MaskError, ModelError, ShapeError
 from clearhead.mask import Mask
 from clearhead.shapes import DTYPES, Shape, check_qkv
 
@@ -20,7 +20,25 @@ from clearhead.shapes import DTYPES, Shape, check_qkv
 PAGE_STEP, PAGE_MOST = 16, 256
 
 
-class Int8Rows:
+class _Description:
+    """What is no tensor, and says so where another attention takes it for one."""
+
+    @classmethod
+    def __torch_function__(cls, func: object, types: object, args: object = (), kwargs: object = None) -> Any:
+        raise cls._unreadable()
+
+    def __getitem__(self, index: object) -> Any:
+        raise self._unreadable()
+
+    @classmethod
+    def _unreadable(cls) -> ModelError:
+        return ModelError(
+            f"{cls.__name__} are keys or values as a cache stores them, which only clearhead's attention "
+            'reads: load the model with attn_implementation="clearhead"'
+        )
+
+
+class Int8Rows(_Description):
     """Rows of bytes, each with a scale: row (b, h, j) is values[b, h, j] · scales[b, h, j].
 
     values: (B, Hkv, L, d) int8. scales: (B, Hkv, L) float32. Any strides.
@@ -69,7 +87,7 @@ class Int8Rows:
         return f"Int8Rows({' x '.join(map(str, self.shape))})"
 
 
-class Pages:
+class Pages(_Description):
     """Keys or values in pages of a pool: row j of item b is row j % page of block table[b, j // page].
 
     pool: (blocks, Hkv, page, d), a tensor of floats or `Int8Rows`; page a multiple of 16 from 16 to 256.
@@ -166,6 +184,73 @@ class Pages:
     def __repr__(self) -> str:
         kind = "bytes" if isinstance(self.pool, Int8Rows) else str(self.pool.dtype).removeprefix("torch.")
         return f"Pages({' x '.join(map(str, self.shape))} of {kind}, pages of {self.page})"
+
+
+class Held(_Description):
+    """Keys as a cache hands them out together with what it knows of them, or wants to know.
+
+    tensor: the keys, (B, Hkv, Lk, d); the values travel beside them as they are.
+    mask: narrows who may look, in the positions that the cache tells (windows and sinks), or None.
+    turn: applied to the queries (B, Hq, Lq, d) before they meet these keys, or None.
+    account: called after the pass with the attention that each key received from all queries of the call,
+        (B, Hq, Lk), or None (`KeyMass`, measured beside the same pass).
+    scattered: the keys of a head are not neighbours in the text, and no two heads have the same: masks and
+        biases by distance would be wrong, and are refused. gapless: padding would be kept as if it were
+        text, and is refused.
+    """
+
+    def __init__(
+        self,
+        tensor: Tensor,
+        *,
+        mask: Mask | None = None,
+        turn: Callable[[Tensor], Tensor] | None = None,
+        account: Callable[[Tensor], None] | None = None,
+        scattered: bool = False,
+        gapless: bool = False,
+    ) -> None:
+        self.tensor, self.mask, self.turn, self.account = tensor, mask, turn, account
+        self.scattered, self.gapless = scattered, gapless
+
+    @property
+    def shape(self) -> torch.Size:
+        """(B, Hkv, Lk, d)."""
+        return self.tensor.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the keys."""
+        return self.tensor.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the keys lie."""
+        return self.tensor.device
+
+    def opened(self, q: Tensor, mask: Mask, *, biased: bool) -> tuple[Tensor, Tensor, Mask]:
+        """Queries, keys and mask of the call that these keys ask for. biased: whether scores get a bias.
+
+        Raises MaskError for what such keys cannot be combined with.
+        """
+        parts = (mask, *mask.also)
+        if self.gapless and any(part.padding is not None for part in parts):
+            raise MaskError(
+                "this cache lets go of tokens by their place, and pads would take the places of text: give "
+                "rows of equal length without padding, or a cache that keeps everything"
+            )
+        if self.scattered:
+            named = ("window", "chunk", "documents", "blocks", "prefix", "dense")
+            said = {name for part in parts for name in named if getattr(part, name) is not None}
+            if said or biased:
+                raise MaskError(
+                    "this cache keeps other tokens in each head, so keys have no common positions; the model "
+                    f"masks or biases by position ({', '.join(sorted(said)) or 'a bias'})"
+                )
+        narrow = mask if self.mask is None else mask & self.mask
+        return q if self.turn is None else self.turn(q), self.tensor, narrow
+
+    def __repr__(self) -> str:
+        return f"Held({' x '.join(map(str, self.shape))})"
 
 
 Stored = Int8Rows | Pages

@@ -25,8 +25,8 @@ class Call(NamedTuple):
 
     module: nn.Module  # the attention module that called; the key of everything that is recorded
     query: Tensor  # (B, Hq, Lq, d), rotated already
-    key: Tensor  # (B, Hkv, Lk, d), out of the cache already
-    value: Tensor  # (B, Hkv, Lk, dv)
+    key: Any  # (B, Hkv, Lk, d), out of the cache already: a tensor, or what a cache of clearhead stores
+    value: Any  # (B, Hkv, Lk, dv), likewise
     mask: Mask  # who may look; a dense one where the model brought its own
     offset: int | Tensor  # position of the first query, int or (B,); key j sits at mask.key_offset + j
     scale: float | None = None  # None: 1/√d

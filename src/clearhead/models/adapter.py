@@ -19,7 +19,9 @@ from clearhead.mask import Mask, as_mask
 from clearhead.models.active import ACTIVE, Call
 from clearhead.models.carrier import CarriedMask
 from clearhead.models.narrow import RULE
+from clearhead.observables import KeyMass, Observable
 from clearhead.shapes import compute_dtype
+from clearhead.stored import Held, Pages, Stored, masked_by_lengths
 from clearhead.visibility import Visibility
 
 #: `output_attentions=True` writes down at most this many weights per call (1 GiB in float32).
@@ -38,8 +40,8 @@ _NO_MASK = Mask()
 def attention_function(
     module: nn.Module,
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Tensor | Stored | Held | Ragged,
+    value: Any,
     attention_mask: CarriedMask | Tensor | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
@@ -50,7 +52,8 @@ def attention_function(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention for one layer of a transformers model.
 
-    query (B, Hq, Lq, d), key (B, Hkv, Lk, d), value (B, Hkv, Lk, dv), with any strides. attention_mask: what
+    query (B, Hq, Lq, d), key (B, Hkv, Lk, d), value (B, Hkv, Lk, dv), with any strides, or as a cache of
+    clearhead hands them out (`clearhead.stored`), read as they lie. attention_mask: what
     our mask function made, a model's or user's dense mask (booleans, True = may look, or additive floats)
     that broadcasts to (B, Hq, Lq, Lk), or None: nothing is hidden. scaling: default 1/√d. dropout: used only
     while module.training. softcap: as in Gemma 2. s_aux: (Hq,) a learned sink logit per head (gpt-oss).
@@ -80,13 +83,18 @@ def attention_function(
         s_aux = s_aux.reshape(-1)
     if isinstance(key, Ragged):
         return _ragged(query, key, mask, (scaling, softcap, bias, s_aux), kwargs), None
+    account = None
+    if isinstance(key, Held):
+        account = key.account
+        query, key, mask = key.opened(query, mask, biased=bias is not None)
     how = (scaling, softcap, bias, s_aux)
     rule = RULE.get()
     if rule is not None:
         narrower = rule(Call(module, query, key, value, mask, _offset(mask, query, key), *how))
         mask = mask if narrower is None else mask & narrower
     given = query.dtype
-    if not given == key.dtype == value.dtype:  # under autocast, or with a float32 rotary embedding
+    if isinstance(key, Tensor) and not given == key.dtype == value.dtype:
+        # Under autocast, or with a float32 rotary embedding.
         common = torch.promote_types(torch.promote_types(given, key.dtype), value.dtype)
         query, key, value = query.to(common), key.to(common), value.to(common)
     setting: dict[str, Any] = {
@@ -99,23 +107,26 @@ def attention_function(
     drop = dropout if module.training else 0.0
 
     recorder = ACTIVE.get()
-    if recorder is None or torch._C._current_graph_task_id() != -1:  # the latter: checkpoint recomputation
-        out = attention(query, key, value, dropout=drop, **setting)
-    else:
+    asked: tuple[Observable, ...] = ()
+    if recorder is not None and torch._C._current_graph_task_id() == -1:  # else checkpoint recomputation
         call = Call(module, query, key, value, mask, _offset(mask, query, key), *how)
         asked = tuple(recorder.observables(call))
-        if asked:
-            out, seen = attention(query, key, value, dropout=drop, observe=asked, **setting)
-            recorder.record(call, asked, seen)
-        else:
-            out = attention(query, key, value, dropout=drop, **setting)
+    asking = asked if account is None else (*asked, KeyMass())
+    if asking:
+        out, seen = attention(query, key, value, dropout=drop, observe=asking, **setting)
+        if account is not None:
+            account(seen[-1])
+        if recorder is not None and asked:
+            recorder.record(call, asked, seen[: len(asked)])
+    else:
+        out = attention(query, key, value, dropout=drop, **setting)
     weights = full_weights(query, key, **setting).to(given) if kwargs.get("output_attentions") else None
     return out.to(given).transpose(1, 2).contiguous(), weights
 
 
 def full_weights(
     q: Tensor,
-    k: Tensor,
+    k: Tensor | Stored,
     *,
     mask: Mask,
     scale: float | None,
@@ -125,7 +136,7 @@ def full_weights(
 ) -> Tensor:
     """Return softmax(scale · Q Kᵀ + M), (B, Hq, Lq, Lk), with gradient, by the reference's steps 1 to 3.
 
-    q (B, Hq, Lq, d), k (B, Hkv, Lk, d). Raises SizeError beyond 2**28 weights.
+    q (B, Hq, Lq, d), k (B, Hkv, Lk, d), or as a cache stores them. Raises SizeError beyond 2**28 weights.
     """
     (B, Hq, Lq, d), (Hkv, Lk) = q.shape, k.shape[1:3]
     if B * Hq * Lq * Lk > WEIGHTS_LIMIT:
@@ -134,6 +145,10 @@ def full_weights(
             f"per layer, more than {WEIGHTS_LIMIT}; observe what you need of them instead "
             "(clearhead.observe): SegmentMass, TopKeys, Weights(rows=...) take memory linear in the length"
         )
+    if isinstance(k, Pages):
+        mask = masked_by_lengths(mask, k, Lq)
+    if not isinstance(k, Tensor):
+        k = k.dense()
     wide = compute_dtype(q.dtype)
     fit = scores(q.to(wide), k.to(wide).repeat_interleave(Hq // Hkv, dim=1))
     bias = None if bias is None else bias.to(wide)
@@ -147,13 +162,16 @@ def _ragged(query: Tensor, key: Ragged, mask: Mask, how: tuple[Any, ...], kwargs
     """A row of many sequences, which observes by itself."""
     if ACTIVE.get() is not None or RULE.get() is not None or kwargs.get("output_attentions"):
         raise ModelError(
-            "a row of many sequences (clearhead.Engine) cannot be watched from outside: give submit() segments"
+            "a row of many sequences (clearhead.Engine) cannot be watched from outside: give segments to "
+            "submit()"
         )
     scale, softcap, bias, sink_logits = how
     return key.attend(query, mask, scale=scale, softcap=softcap, bias=bias, sink_logits=sink_logits)
 
 
-def _mask_and_bias(given: Any, query: Tensor, key: Tensor) -> tuple[Mask, Tensor | None]:
+def _mask_and_bias(
+    given: Any, query: Tensor, key: Tensor | Stored | Held | Ragged
+) -> tuple[Mask, Tensor | None]:
     """Split what came as attention_mask into who may look and what is added to the scores."""
     if given is None:
         return _NO_MASK, None
@@ -173,5 +191,8 @@ def _mask_and_bias(given: Any, query: Tensor, key: Tensor) -> tuple[Mask, Tensor
     )
 
 
-def _offset(mask: Mask, query: Tensor, key: Tensor) -> int | Tensor:
+def _offset(mask: Mask, query: Tensor, key: Tensor | Stored) -> int | Tensor:
+    """Position of the first query: the mask's, or so that the last query sits at its row's last key."""
+    if mask.offset is None and isinstance(key, Pages):
+        return key.lengths.long() - query.shape[2] + mask.key_offset
     return mask.key_offset + key.shape[2] - query.shape[2] if mask.offset is None else mask.offset
