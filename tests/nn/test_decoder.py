@@ -10,8 +10,7 @@ from tests.nn.test_layer import loud
 from transformers import DynamicCache
 
 import clearhead as ch
-from clearhead.cache.paged import PagedCache
-from clearhead.nn import Decoder, mha_to_gqa
+from clearhead.nn import Decoder
 
 
 @pytest.mark.parametrize("positions", ["rotary", "alibi", "relative", None])
@@ -25,16 +24,6 @@ def test_generating_with_a_cache_is_generating_without(positions: str | None, kv
     for _ in range(12):
         text = torch.cat([text, model(text)[:, -1:].argmax(-1)], 1)
     assert torch.equal(cached, text[:, 5:])
-
-
-@pytest.mark.parametrize("positions", ["rotary", "alibi"])
-def test_generating_from_pages_is_generating_from_tensors(positions: str) -> None:
-    model = mha_to_gqa(Decoder(40, 32, 2, 4, window=19, sinks=2, positions=positions), 2).eval()
-    ids = torch.randint(40, (2, 21))
-    paged = PagedCache(model.config, cache_bytes=2**20)
-    new = [torch.stack(list(model.generate(ids, 30, cache=c)), 1) for c in (paged, DynamicCache())]
-    assert torch.equal(*new)
-    assert paged.get_seq_length() == 50
 
 
 def test_sampling_repeats_with_its_seed() -> None:

@@ -59,7 +59,6 @@ class DecoderSizes:
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
-    model_type: ClassVar[str] = "clearhead_decoder"
     _attn_implementation: ClassVar[str] = "clearhead"
 
     def get_text_config(self, decoder: bool | None = None) -> DecoderSizes:
