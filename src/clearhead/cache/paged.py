@@ -152,6 +152,8 @@ class PagedCache(Cache):  # type: ignore[misc]
             raise ShapeError(
                 f"the cache holds {len(self.rows)} rows, keys came for {batch}: reset() it first"
             )
+        for row in self.rows:  # room that an update took and then refused to fill
+            row.crop(min(row.length, length))
         grow(self.rows, [length + new] * batch)
         self._forget()
         most = max(len(row.blocks) for row in self.rows)

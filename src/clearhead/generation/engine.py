@@ -116,6 +116,7 @@ class Engine:
         Raises EngineError for a closed engine, ArgumentError for arguments outside what is allowed and for
         prompts that are too long for the model, PoolFullError for a request that the pool could never hold.
         """
+        self._check_open()
         sampler = Sampler(temperature, top_k, top_p, seed, self.model.device)
         asked = checked(
             prompt, max_new_tokens, sampler, stop, stop_tokens, segments, self.tokenizer, self._limits
