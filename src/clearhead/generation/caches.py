@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from clearhead.errors import ArgumentError
 from clearhead.models.active import Call
 
-#: Name -> the class in `clearhead.cache`.
-NAMES = {
-    "dynamic": "DynamicCache",
-    "sliding": "SlidingCache",
-    "sink": "SinkCache",
-    "int8": "Int8Cache",
-    "heavy": "HeavyHitterCache",
-    "paged": "PagedCache",
-}
-#: Those that let go of what is old.
+NAMES = ("dynamic", "sliding", "sink", "int8", "heavy", "paged")
+#: Those that let go of tokens.
 BOUNDED = ("sliding", "sink", "heavy")
-#: What "sliding", "sink" and "heavy" keep: so many of the newest (or heaviest) tokens, and sinks besides.
+#: What those keep by default: so many tokens, and with "sink" so many of the first besides.
 WINDOW, SINKS = 1024, 4
 
 
@@ -30,8 +23,9 @@ def make_cache(cache: Any, model: Any, *, tokens: int = 0, window: int = WINDOW,
     """Return a cache for one text: a new one of this name, or the given one.
 
     cache: a name of NAMES, None for "dynamic", or a cache, which is returned as it is. tokens: how many it is
-    to hold, for those that must know before. window, sinks: for those that keep so many.
-    Raises ArgumentError for an unknown name.
+    to hold, for "paged", which reserves its room. window, sinks: how many tokens "sliding", "sink" and
+    "heavy" (whose budget is the window) keep.
+    Raises ArgumentError for an unknown name, and as the cache does.
     """
     if cache is None:
         cache = "dynamic"
@@ -43,29 +37,32 @@ def make_cache(cache: Any, model: Any, *, tokens: int = 0, window: int = WINDOW,
         return cache
     if cache not in NAMES:
         raise ArgumentError(f"cache must be one of {', '.join(NAMES)} or a cache, got {cache[:100]!r}")
-    if cache == "paged":
-        from clearhead.cache.paged import PagedCache
+    from clearhead import cache as room
 
-        return PagedCache(
-            model.config, cache_bytes=_room(model, tokens), dtype=model.dtype, device=model.device
-        )
-    made = getattr(import_module("clearhead.cache"), NAMES[cache], None)
-    if made is None:
-        from transformers import DynamicCache
-
-        return DynamicCache(config=model.config)
-    if cache == "sink":
-        return made(model.config, sinks=sinks, window=window)
-    if cache in BOUNDED:
-        return made(model.config, window=window)
-    return made(model.config)
+    config = model.config
+    match cache:
+        case "dynamic":
+            return room.DynamicCache(config)
+        case "sliding":
+            return room.SlidingCache(config, window=window)
+        case "sink":
+            return room.SinkCache(model, sinks=sinks, window=window)
+        case "int8":
+            return room.Int8Cache(config)
+        case "heavy":
+            return room.HeavyHitterCache(config, budget=window)
+    dtype = model.dtype
+    return room.PagedCache(config, cache_bytes=_room(model, tokens), dtype=dtype, device=model.device)
 
 
 def endless(cache: Any, model: Any) -> bool:
     """Whether a text may go on past the model's positions and any length, with this cache."""
-    bounded = (
-        cache in BOUNDED if isinstance(cache, str) else type(cache).__name__ in {NAMES[b] for b in BOUNDED}
-    )
+    if isinstance(cache, str) or cache is None:
+        bounded = cache in BOUNDED
+    else:
+        from clearhead.cache import HeavyHitterCache, SinkCache, SlidingCache
+
+        bounded = isinstance(cache, SlidingCache | SinkCache | HeavyHitterCache)
     return bounded and _positions_have_no_end(model.config)
 
 
@@ -78,8 +75,31 @@ def cache_bytes(cache: Any) -> int:
 
 
 def places_of(cache: Any) -> Callable[[int, Call], Tensor | None] | None:
-    """How to find where the keys of a layer's call sit; None where they are one stretch up to the newest."""
+    """How to find which tokens the keys of a layer's call are; None where they are all up to the newest.
+
+    Called with the number of the layer: (Lk,) or, where heads keep tokens of their own, (Hkv, Lk) integers.
+    """
+    from clearhead.cache import HeavyHitterCache, SinkCache
+
+    if isinstance(cache, SinkCache):
+        return partial(_sinks_and_window, cache)
+    if isinstance(cache, HeavyHitterCache):
+        return partial(_heavy, cache)
     return None
+
+
+def _sinks_and_window(cache: Any, number: int, call: Call) -> Tensor | None:
+    """The first tokens, and then the newest."""
+    seen, keys = cache.layers[number].seen, call.key.shape[2]
+    if keys == seen:
+        return None
+    sinks = cache.layers[number].sinks
+    return torch.cat([torch.arange(sinks), torch.arange(seen - (keys - sinks), seen)])
+
+
+def _heavy(cache: Any, number: int, call: Call) -> Tensor:
+    positions: Tensor = cache.layers[number].positions[0]
+    return positions.long()
 
 
 def _positions_have_no_end(config: Any) -> bool:
@@ -94,5 +114,4 @@ def _room(model: Any, tokens: int) -> int:
 
     page = 16
     per_token = sum(size.heads * (size.d + size.dv) for size in layer_sizes(model.config))
-    size = int(model.dtype.itemsize)
-    return per_token * size * page * (-(-tokens // page) + 1)
+    return per_token * int(model.dtype.itemsize) * page * (-(-tokens // page) + 1)

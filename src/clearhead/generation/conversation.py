@@ -61,9 +61,9 @@ class Conversation:
         if data is not None:
             said.append(Segment(f"data {turn}", "data", data))
         prompt, _ = lay_out(said, self._loaded.tokenizer)
-        held = self._fitting(prompt)
-        answer = generate(self._loaded, prompt, cache=held, **self._options)
-        self.segments, self.prompt, self._answer = said, prompt, answer
+        cache = self._fitting(prompt)
+        answer = generate(self._loaded, prompt, cache=cache, **self._options)
+        self.segments, self.prompt, self._answer, self._cache = said, prompt, answer, cache
         return answer
 
     def reset(self) -> None:
@@ -71,7 +71,7 @@ class Conversation:
         self.segments, self._cache, self._answer, self.prompt = list(self._system), None, None, None
 
     def _take_answer(self) -> None:
-        if self._answer is None:
+        if self._answer is None or self.segments[-1].role == "assistant":
             return
         self._answer.stop()
         turn = sum(s.role == "user" for s in self.segments)
@@ -92,8 +92,7 @@ class Conversation:
                 cache = None
         else:
             cache = None
-        self._cache = self._new_cache() if cache is None else cache
-        return self._cache
+        return self._new_cache() if cache is None else cache
 
 
 def _crop(cache: Any, change: int) -> bool:

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from clearhead.errors import ArgumentError, ObserveError
 from clearhead.models.active import ACTIVE, Call, Recorder
-from clearhead.observables import Observable, SegmentMass, SegmentOutput
+from clearhead.observables import LinearObservable, Observable, Rows, SegmentMass, SegmentOutput, Setting
 from clearhead.segments import Segments
 from clearhead.trace.items import parts
 
 Asked = Observable | type[Observable]
-#: Where the keys of a layer's call sit: called with the number of the layer and the call; (Lk,) integers.
+#: Which tokens the keys of a layer's call are: called with the number of the layer and the call; (Lk,)
+#: integers, or (Hkv, Lk) where each key head keeps tokens of its own.
 Places = Callable[[int, Call], Tensor | None]
 
 #: What the first token is called: heads rest much of their weight there, whatever it says (Xiao et al. 2023).
@@ -54,6 +55,7 @@ class Watcher:
         self.sources, self._ids = _with_first(segments)
         self._output = segments.output
         self._layer = 0  # of the running forward
+        self._now: Tensor | None = None  # the places of the call that is running
         self._shared: dict[
             tuple[int, int], list[Observable]
         ] = {}  # layers with the same keys share a question
@@ -100,7 +102,7 @@ class Watcher:
     def observables(self, call: Call) -> Sequence[Observable]:
         """All of them, of the last query."""
         number, self._layer = self._layer, self._layer + 1
-        places = None if self.places is None else self.places(number, call)
+        places = self._now = None if self.places is None else self.places(number, call)
         if places is not None:
             return self._questions(self._of_places(places))
         key = (call.mask.key_offset, call.key.shape[2])
@@ -118,14 +120,18 @@ class Watcher:
                 if "segment" in observable.axes:
                     value = self._all_sources(observable, value)
                 if name.endswith(".indices"):
-                    value = torch.where(value < 0, value, value + call.mask.key_offset)
+                    value = torch.where(value < 0, value, self._numbers(value, call))
                 self._answers.setdefault(name, []).append(value)
 
     def _questions(self, ids: Tensor) -> list[Observable]:
         asked: list[Observable] = []
         for item in self._asked:
-            if isinstance(item, SegmentMass):
+            if isinstance(item, SegmentMass) and ids.ndim == 2:
+                asked.append(_MassByHead(ids, len(self.sources), rows="last"))
+            elif isinstance(item, SegmentMass):
                 asked.append(SegmentMass(ids, rows="last"))
+            elif isinstance(item, SegmentOutput) and ids.ndim == 2:
+                raise ObserveError("SegmentOutput cannot be asked where each head keeps tokens of its own")
             elif isinstance(item, SegmentOutput):
                 asked.append(SegmentOutput(ids, norms=item.norms, rows="last"))
             else:
@@ -153,6 +159,15 @@ class Watcher:
         given = self._ids[places.clamp(max=n - 1)]
         return torch.where(places < n, given, given.new_full((), self._new))
 
+    def _numbers(self, rows: Tensor, call: Call) -> Tensor:
+        """Which tokens these keys of the call are. rows: (H, k), counted in the call."""
+        if self._now is None:
+            return rows + call.mask.key_offset
+        if self._now.ndim == 1:
+            return self._now[rows]
+        heads = self._now.repeat_interleave(rows.shape[0] // self._now.shape[0], 0)
+        return heads.gather(1, rows.clamp(min=0))
+
     @property
     def _new(self) -> int:
         if self._output is None:
@@ -160,6 +175,24 @@ class Watcher:
                 "segments has no output: Segments(ids, names, output=…) says whose new tokens are"
             )
         return self._output
+
+
+class _MassByHead(LinearObservable):
+    """SegmentMass where each key head has its own keys. ids: (Hkv, Lk) source numbers, count: of sources."""
+
+    name = "mass"
+    axes = ("batch", "head", "query", "segment")
+
+    def __init__(self, ids: Tensor, count: int, *, rows: Rows) -> None:
+        object.__setattr__(self, "_ids", ids)
+        object.__setattr__(self, "_count", count)
+        object.__setattr__(self, "rows", rows)
+
+    def values(self, setting: Setting) -> Tensor:
+        """One-hot source numbers, (1, Hkv, Lk, S)."""
+        ids: Tensor = self._ids  # type: ignore[attr-defined]
+        one_hot = setting.zeros(1, *ids.shape, self._count)  # type: ignore[attr-defined]
+        return one_hot.scatter_(-1, ids[None, ..., None], 1.0)
 
 
 class _Beside:
