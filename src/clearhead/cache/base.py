@@ -142,7 +142,7 @@ class WholeCache(Cache):  # type: ignore[misc]
     _needs_clearhead = True
 
     def __init__(self, config: Any = None) -> None:
-        if config is not None and not hasattr(config, "model_type"):
+        if config is not None and not hasattr(config, "get_text_config"):
             raise ArgumentError(
                 f"config must be a model's configuration (model.config) or None, got {type(config).__name__}"
             )
@@ -200,9 +200,7 @@ class WholeCache(Cache):  # type: ignore[misc]
     def _check_attention(self) -> None:
         if self.config is None or not self._needs_clearhead:
             return
-        text = self.config
-        if hasattr(text, "get_text_config"):
-            text = text.get_text_config(decoder=True)
+        text = self.config.get_text_config(decoder=True)
         name = getattr(text, "_attn_implementation", None)
         if name not in (None, "clearhead"):
             raise ModelError(

@@ -201,7 +201,7 @@ class SinkCache(WholeCache):
         self.sinks, self.window = sinks, window
         self._turners = turners(model)
         config = getattr(model, "config", model)
-        super().__init__(config if hasattr(config, "model_type") else None)
+        super().__init__(config if hasattr(config, "get_text_config") else None)
 
     @property
     def turns(self) -> bool:

@@ -72,8 +72,8 @@ class SlidingCache(WholeCache):
 
     config: the model's configuration (`model.config`), or None for `clearhead.nn`. window: at least 1.
     A model whose layers all have this window loses nothing; any other computes what it would with that
-    window. Keys keep the positions that they came with. Past a full-attention model's window the text falls apart where
-    the first tokens were its heads' resting place: see `SinkCache`.
+    window. Keys keep the positions that they came with. Past the window of a model with full attention the
+    text falls apart, where the first tokens were its heads' resting place: see `SinkCache`.
 
     Raises ArgumentError for a window below 1, ModelError for a model whose attention is not clearhead's and
     for crop, ShapeError for keys of another model or batch.

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
 from clearhead.errors import ArgumentError, ModelError
 
@@ -123,21 +124,18 @@ def turners(model: Any) -> _Turners:
     if model is None:
         return _Turners(None, None)
     config = getattr(model, "config", model)
-    if not hasattr(config, "model_type"):
+    if not isinstance(config, PreTrainedConfig):
         if not isinstance(model, nn.Module):
             raise ArgumentError(
-                "model must be a model, its configuration, a rotary module or None, got "
+                "model must be a model, a configuration of transformers, a rotary module or None, got "
                 f"{type(model).__name__}"
             )
-        found = [part for part in model.modules() if hasattr(part, "dim") and hasattr(part, "base")]
-        if not found and any(isinstance(part, nn.Module) and _is_rotary(part) for part in model.modules()):
-            found = [part for part in model.modules() if _is_rotary(part)]
-        return _Turners(found[0] if found else None, None)
-    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+        return _Turners(next((part for part in model.modules() if _is_rotary(part)), None), None)
+    text = config.get_text_config(decoder=True)
     rotary = None
     if isinstance(model, nn.Module):
-        named = [(n, m) for n, m in model.named_modules() if _is_rotary(m) and "vision" not in n]
-        rotary = named[0][1] if named else None
+        named = [part for name, part in model.named_modules() if "vision" not in name and _is_rotary(part)]
+        rotary = named[0] if named else None
     elif getattr(text, "rope_parameters", None) is not None:
         rotary = _from_config(text)
     if rotary is None:
@@ -170,7 +168,8 @@ class _Turners:
 
 
 def _is_rotary(module: nn.Module) -> bool:
-    return any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False))
+    named = any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False))
+    return named or all(hasattr(module, name) for name in ("dim", "base", "turn"))  # clearhead.nn
 
 
 def _from_config(config: Any) -> nn.Module:
