@@ -31,6 +31,32 @@ class Target(NamedTuple):
     reached: Callable[[Figures], bool]
 
 
+class Run(NamedTuple):
+    """What `clearhead claims run NAME` does: a benchmark, by its file's name, for these claims."""
+
+    benchmark: str  # the script and its JSON file, without .py and .json
+    claims: tuple[str, ...]
+    measures: str
+
+
+#: By the names that `clearhead claims` takes.
+RUNS = {
+    "mechanism": Run(
+        "mechanism", ("M1", "M2", "M4"), "weights, scale, heads and shared heads as in the papers"
+    ),
+    "parity": Run("parity", ("M3",), "28 kinds of model against their own eager code"),
+    "gqa": Run("gqa", ("M2", "M4"), "multi-head, grouped-query and multi-query: quality and speed"),
+    "kernels": Run("kernels", ("M5",), "the kernels against others, in time and memory"),
+    "caches": Run("caching", ("M6",), "decoding with a cache and without; its bytes"),
+    "sinks": Run("sinks", ("M7",), "heads that rest on the first tokens; streams without end"),
+    "cost": Run("cost_of_looking", ("C1",), "attention's time by length, and what looking adds"),
+    "memory": Run("memory", ("C2",), "memory by length, with weights written down and without"),
+    "batching": Run("batching", ("C3",), "latency and throughput by the number of requests at once"),
+    "exactness": Run("exactness", ("S1",), "every observable against weights written down"),
+    "animal": Run("animal", ("S6",), "what “it” looks at"),
+}
+
+
 def small(value: float) -> str:
     """Two digits: 3.1e-07, 0.0086, 12."""
     return f"{value:.2g}"

@@ -15,7 +15,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ("", "look", "steps", "demo", "doctor")
+COMMANDS = (
+    *("", "look", "steps", "generate", "chat", "stream", "demo"),
+    *("claims", "claims list", "claims run", "doctor"),
+)
 UNSAID = ("py.typed", "_core_missing.txt")
 EXITS = """\
 Exit codes: 0, 2 for bad usage or bad input (with a message that names it), 130 when stopped by Ctrl-C.

@@ -8,6 +8,7 @@ import typer
 
 from clearhead import __version__
 from clearhead.cli.chat import chat
+from clearhead.cli.claims import claims
 from clearhead.cli.demo import demo
 from clearhead.cli.doctor import doctor
 from clearhead.cli.generate import generate
@@ -58,4 +59,5 @@ app.command(
     epilog="Example: clearhead stream novel.txt --window 512 --seed 1",
 )(stream)
 app.command(short_help="One web page, plain and with a planted instruction, side by side.")(demo)
+app.add_typer(claims, name="claims")
 app.command(short_help="What attention runs on here, and what is wrong with it.")(doctor)
