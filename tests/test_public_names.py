@@ -15,6 +15,7 @@ NAMES = [
     "ALiBi",
     "ClearheadError",
     "Conversation",
+    "Engine",
     "Entropy",
     "Int8Rows",
     "KeyMass",

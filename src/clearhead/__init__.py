@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from clearhead.errors import ClearheadError as ClearheadError
     from clearhead.front_door import attention as attention
     from clearhead.generation.conversation import Conversation as Conversation
+    from clearhead.generation.engine import Engine as Engine
     from clearhead.generation.generating import generate as generate
     from clearhead.mask import Mask as Mask
     from clearhead.models import load as load
@@ -44,6 +45,7 @@ _HOMES = {
     "ALiBi": "clearhead.bias",
     "ClearheadError": "clearhead.errors",
     "Conversation": "clearhead.generation.conversation",
+    "Engine": "clearhead.generation.engine",
     "Entropy": "clearhead.observables",
     "Int8Rows": "clearhead.stored",
     "KeyMass": "clearhead.observables",

@@ -13,9 +13,10 @@ import transformers as tf
 from tests.models.families import EXPERTS, GPT2, LAYER_KINDS, LLM, V
 
 from clearhead.cache.paged import PagedCache
-from clearhead.cache.pool import BlockPool
+from clearhead.cache.pool import BlockPool, LayerSize
 from clearhead.cache.sizes import layer_sizes
 from clearhead.errors import ArgumentError, ModelError, PoolFullError, ShapeError
+from clearhead.nn.decoder import Decoder
 from clearhead.stored import Pages
 
 SMALL = 1 << 20
@@ -222,3 +223,14 @@ def test_what_does_not_fit_is_refused() -> None:
         paged.update(torch.zeros(3, 2, 1, 8), torch.zeros(3, 2, 1, 8), 0)
     with pytest.raises(ArgumentError, match="negative number"):
         paged.crop(3)
+
+
+def test_layers_of_ones_own_use_it_too() -> None:
+    torch.manual_seed(0)
+    decoder = Decoder(V, 32, 2, 4, num_kv_heads=2).eval()
+    with torch.no_grad():
+        whole = decoder(ids(2, 40))
+        for given in (decoder.config, [LayerSize(2, 8, 8)] * 2):
+            paged = PagedCache(given, cache_bytes=SMALL)
+            parts = [decoder(ids(2, 40)[:, a:b], cache=paged) for a, b in ((0, 17), (17, 39), (39, 40))]
+            assert (torch.cat(parts, 1) - whole).abs().max() < 1e-4

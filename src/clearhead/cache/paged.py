@@ -19,9 +19,10 @@ from clearhead.stored import Pages
 class PagedCache(Cache):  # type: ignore[misc]
     """Keys and values behind a block table: exact, for `model(…, cache=c)` and `model.generate(…, cache=c)`.
 
-    config: the model's configuration (`model.config`). cache_bytes: what the pool may take over all layers;
-        allocated at once, touched when used. page, dtype: as in `BlockPool`; dtype None is the model's, or
-        float32 if it names none. pool: a pool to share with other caches, in place of cache_bytes.
+    config: the model's configuration (`model.config`), or a `LayerSize` for each layer.
+    cache_bytes: what the pool may take over all layers; allocated at once, touched when used.
+    page, dtype: as in `BlockPool`; dtype None is the model's, or float32 if it names none.
+    pool: a pool to share with other caches, in place of cache_bytes.
 
     Beams and returned sequences share their common blocks; a block is copied when one of them writes to it.
     `update` returns `clearhead.Pages`: attention reads the blocks where they lie. Rows of a batch are padded
@@ -44,7 +45,7 @@ class PagedCache(Cache):  # type: ignore[misc]
         device: torch.device | str = "cpu",
         pool: BlockPool | None = None,
     ) -> None:
-        sizes = layer_sizes(config)
+        sizes = tuple(config) if isinstance(config, list | tuple) else layer_sizes(config)
         if pool is None:
             if cache_bytes is None:
                 raise ArgumentError("give cache_bytes, what the cache may take over all layers, or a pool")
@@ -145,7 +146,7 @@ class PagedCache(Cache):  # type: ignore[misc]
 
     def _advance(self, length: int, batch: int, new: int) -> None:
         """Make room for the forward that layer 0 begins with, and say where its tokens go."""
-        check_attention(self.config.get_text_config(decoder=True))
+        check_attention(self.config)
         if not self.rows:
             self.rows += [BlockRow(self.pool) for _ in range(batch)]
         if len(self.rows) != batch:

@@ -14,9 +14,8 @@ def layer_sizes(config: Any) -> tuple[LayerSize, ...]:
     config: a transformers configuration. Raises ArgumentError where it does not say them, ModelError if it is
     set to an attention that cannot read a paged cache.
     """
-    if hasattr(config, "get_text_config"):
-        config = config.get_text_config(decoder=True)
     check_attention(config)
+    config = _decoder(config)
     if getattr(config, "num_kv_shared_layers", None):
         raise ModelError(
             f"{type(config).__name__}: layers that share keys with others are not supported in pages"
@@ -39,12 +38,17 @@ def layer_sizes(config: Any) -> tuple[LayerSize, ...]:
 
 def check_attention(config: Any) -> None:
     """Raise ModelError for a configuration whose attention does not go through clearhead."""
-    name = getattr(config, "_attn_implementation", None)
+    name = getattr(_decoder(config), "_attn_implementation", None)
     if name not in (None, "clearhead"):
         raise ModelError(
             f"a paged cache is read through its block table, which attn_implementation={name!r} cannot "
             'do; load the model with attn_implementation="clearhead"'
         )
+
+
+def _decoder(config: Any) -> Any:
+    """The part of a configuration that is about the text decoder."""
+    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
 
 
 def _first(config: Any, *names: str) -> int | None:

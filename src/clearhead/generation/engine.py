@@ -219,14 +219,14 @@ class Engine:
         if isinstance(outcome, Exception):
             self._end(request, outcome)
             return
-        if outcome is not None and bool(outcome.logits.isnan().any()):  # before others share its blocks
+        if outcome is not None and outcome.logsum.isnan():  # found out before others share its blocks
             self._end(request, EngineError(f"request {request.number}: the model's logits hold NaN"))
             return
         self._scheduler.advance(work)
         if outcome is None:
             return
         try:
-            reason = request.take(outcome.logits, outcome.mass)
+            reason = request.take(outcome.logits, float(outcome.logsum), outcome.mass)
         except Exception as error:  # a tokenizer that cannot decode, logits that cannot be drawn from
             self._end(request, error)
             return

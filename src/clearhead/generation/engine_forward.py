@@ -19,9 +19,10 @@ from clearhead.segments import Segments
 
 
 class Chosen(NamedTuple):
-    """What a request gets out of a step: the logits (V,) of its last query, and what that looked at."""
+    """What a request gets out of a step, from its last query."""
 
-    logits: Tensor
+    logits: Tensor  # (V,), float32
+    logsum: Tensor  # (), of their exponentials, the logarithm; NaN if one of them is
     mass: Tensor | None  # (layers, heads, segments)
 
 
@@ -53,16 +54,17 @@ class Forward:
                     None if look is None else look.take,
                 )
             )
-        logits = self._run(Step.of(self.pool, groups), [*single, *longer])
-        return [
-            None
-            if not work.chooses
-            else Chosen(logits[id(work)], looks[id(work)].of_one(work) if id(work) in looks else None)
-            for work in works
-        ]
+        places, logits = self._run(Step.of(self.pool, groups), [*single, *longer])
+        logsums = logits.logsumexp(-1)
+        chosen: list[Chosen | None] = []
+        for work in works:
+            place, look = places.get(id(work)), looks.get(id(work))
+            mass = None if look is None else look.of_one(work)
+            chosen.append(None if place is None else Chosen(logits[place], logsums[place], mass))
+        return chosen
 
-    def _run(self, step: Step, works: Sequence[Work]) -> dict[int, Tensor]:
-        """The logits after each piece of work that needs them, by its id."""
+    def _run(self, step: Step, works: Sequence[Work]) -> tuple[dict[int, int], Tensor]:
+        """Logits (n, V) for the work that chooses a token, and the row of each piece of it, by its id."""
         ids: list[int] = []
         positions: list[int] = []
         keep: dict[int, int] = {}
@@ -85,7 +87,7 @@ class Forward:
         ).logits[0]
         if not self._keeps:
             out = out[rows]
-        return {work: out[number] for number, work in enumerate(keep)}
+        return {work: number for number, work in enumerate(keep)}, out.float()
 
 
 class _Looks:

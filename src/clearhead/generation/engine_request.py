@@ -67,11 +67,11 @@ class Request:
             self.names = chain(self.tokens, page, self.names)
         return self.names
 
-    def take(self, logits: Tensor, mass: Tensor | None) -> Reason | None:
-        """Choose the next token from logits (V,); return why it is the last one, or None."""
-        asked, logits = self.asked, logits.float()
+    def take(self, logits: Tensor, logsum: float, mass: Tensor | None) -> Reason | None:
+        """Choose the next token from logits (V,), float32; return why it is the last one, or None."""
+        asked = self.asked
         token = asked.sampler.choose(logits)
-        logprob = float(logits[token] - logits.logsumexp(-1))
+        logprob = float(logits[token]) - logsum
         text = asked.pieces.add(token)
         reason: Reason | None = None
         if asked.pieces.stopped_by is not None:
