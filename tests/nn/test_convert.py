@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.nn.test_layer import loud
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Olmo2Config, Olmo2ForCausalLM
 
 from clearhead.errors import ArgumentError
 from clearhead.nn import Decoder, MultiHeadAttention, llama_to_gqa, mha_to_gqa
@@ -94,3 +94,10 @@ def test_what_cannot_be_pooled_is_refused() -> None:
         mha_to_gqa(torch.nn.Linear(2, 2), 1)
     with pytest.raises(ArgumentError, match=r"must be a transformers model .* got Linear"):
         llama_to_gqa(torch.nn.Linear(2, 2), 1)
+    config = Olmo2Config(
+        vocab_size=30, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4
+    )
+    with pytest.raises(
+        ArgumentError, match=r"norm over the keys of all heads \(model\.layers\.0\.self_attn\.k_norm\)"
+    ):
+        llama_to_gqa(Olmo2ForCausalLM(config), 2)

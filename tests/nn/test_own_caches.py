@@ -10,7 +10,7 @@ from tests.nn.test_layer import loud
 
 from clearhead import cache as caches
 from clearhead.errors import ArgumentError, MaskError
-from clearhead.nn import Decoder
+from clearhead.nn import Decoder, MultiHeadAttention
 
 POSITIONS = ["rotary", "alibi", "relative", None]
 IDS = torch.randint(40, (2, 60), generator=torch.Generator().manual_seed(4))
@@ -84,3 +84,20 @@ def test_heavy_hitters_with_room_for_all_are_exact_and_a_window_refuses_them() -
 def test_bytes_in_place_of_floats_come_close() -> None:
     made = model(2).float()
     assert (read(made, caches.Int8Cache()) - made(IDS)).abs().max() < 0.1
+
+
+def test_cross_attention_keeps_its_keys_in_any_cache_that_keeps_everything() -> None:
+    layer = loud(MultiHeadAttention(16, 4, num_kv_heads=2))
+    x, key = torch.randn(2, 5, 16), torch.randn(2, 9, 16)
+    for made, close in ((caches.DynamicCache(), 1e-5), (caches.Int8Cache(), 0.05)):
+        with torch.inference_mode():
+            out = torch.cat([layer(x[:, i : i + 1], key, cache=made) for i in range(5)], 1)
+        want = layer(x, key)
+        assert (out - want).abs().max() < close * want.abs().max()
+    for made in (
+        caches.SlidingCache(window=4),
+        caches.SinkCache(sinks=1, window=4),
+        caches.HeavyHitterCache(budget=4),
+    ):
+        with torch.inference_mode(), pytest.raises(ArgumentError, match="cross-attention looks at all"):
+            layer(x, key, cache=made)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from clearhead.errors import ArgumentError, ShapeError
-from clearhead.stored import Stored
+from clearhead.stored import Held, Stored
 
 
 class Kept:
@@ -41,6 +41,11 @@ class Kept:
         return layers[self._which[0]] if self._which[0] < len(layers) else None
 
     @property
+    def turns(self) -> bool:
+        """Whether it may be given turned keys: it leaves them as they are, or knows how they turn."""
+        return bool(getattr(self._cache, "turns", True))
+
+    @property
     def seen(self) -> int:
         """How many tokens it was given so far."""
         return int(self._cache.get_seq_length(*self._which))
@@ -50,7 +55,7 @@ class Kept:
         length, first = self._cache.get_mask_sizes(new, *self._which)
         return int(length), int(first)
 
-    def add(self, k: Tensor, v: Tensor) -> tuple[Tensor | Stored, Tensor | Stored]:
+    def add(self, k: Tensor, v: Tensor) -> tuple[Tensor | Stored | Held, Tensor | Stored]:
         """Give it new keys and values (B, Hkv, L, d); return those to attend to.
 
         Raises ShapeError, before anything is stored, if what it holds is not of this layer's shape, and if it
@@ -70,7 +75,7 @@ class Kept:
             raise ShapeError(f"cache said that it would hold {length} keys and handed back {keys.shape[2]}")
         return keys, values
 
-    def stored(self) -> tuple[Tensor | Stored, Tensor | Stored]:
+    def stored(self) -> tuple[Tensor | Stored | Held, Tensor | Stored]:
         """What it has, as it lies."""
         layer = self.layer
         return layer.keys, layer.values

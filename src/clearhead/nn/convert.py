@@ -58,6 +58,13 @@ def llama_to_gqa(model: Module, groups: int) -> Module:
             f"v_proj and num_key_value_groups, got {type(model).__name__}"
         )
     _check(groups, heads)
+    for name in found:
+        given: Any = model.get_submodule(name)
+        weight = getattr(getattr(given, "k_norm", None), "weight", None)
+        if heads > 1 and weight is not None and len(weight) == given.k_proj.out_features:
+            raise ArgumentError(
+                f"model has a norm over the keys of all heads ({name}.k_norm): no mean of heads"
+            )
     made = copy.deepcopy(model)
     for name in found:
         part: Any = made.get_submodule(name)

@@ -17,7 +17,7 @@ from clearhead.nn import checks
 from clearhead.nn.caching import Kept
 from clearhead.nn.positions import RelativePositions, Rotary, as_positions, checked_places
 from clearhead.observables import Observable
-from clearhead.stored import Stored
+from clearhead.stored import Held, Stored
 
 
 class MultiHeadAttention(nn.Module):
@@ -279,11 +279,16 @@ class MultiHeadAttention(nn.Module):
 
     def _own(
         self, query: Tensor, kept: Kept | None, at: Tensor | int
-    ) -> tuple[Tensor | Stored, Tensor | Stored, Mask]:
+    ) -> tuple[Tensor | Stored | Held, Tensor | Stored, Mask]:
         """Keys, values and the layer's mask for self-attention, behind what a cache has kept."""
         k, v = self._projected(query, query, at)
         if kept is None:
             return k, v, self.mask
+        if isinstance(self.positions, Rotary) and not kept.turns:
+            raise ArgumentError(
+                "cache moves keys to other places and was not told how this layer turns them: give it the "
+                "model or the layer, as in SinkCache(model, window=…)"
+            )
         seen, L = kept.seen, query.shape[1]
         first = kept.sizes(L)[1]
         if self.mask.sinks and first and getattr(kept.layer, "sinks", 0) < self.mask.sinks:
@@ -304,15 +309,25 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Tensor | Stored, Tensor | Stored]:
         """Keys and values of cross-attention; from the cache if it has them."""
         kept = None if cache is None else Kept(cache, self.layer_idx, cross=True)
-        if kept is not None and kept.seen:
-            if kept.seen != key.shape[1]:
-                raise ShapeError(
-                    f"key has length {key.shape[1]}, and the cache holds {kept.seen} keys: it was filled "
-                    "from another text"
-                )
-            return kept.stored()
-        k, v = self._projected(key, value, _places("key_positions", key_positions, None, first, key))
-        return (k, v) if kept is None else kept.add(k, v)
+        if kept is None or not kept.seen:
+            at = _places("key_positions", key_positions, None, first, key)
+            new_k, new_v = self._projected(key, value, at)
+            if kept is None:
+                return new_k, new_v
+            k, v = kept.add(new_k, new_v)
+        else:
+            k, v = kept.stored()
+        if kept.seen != key.shape[1]:
+            raise ShapeError(
+                f"key has length {key.shape[1]}, and the cache holds {kept.seen} keys: it was filled from "
+                "another text"
+            )
+        if isinstance(k, Held) or k.shape[2] != kept.seen:
+            raise ArgumentError(
+                "cache lets go of keys or hides some of them, and cross-attention looks at all: use one that "
+                "keeps everything"
+            )
+        return k, v
 
     def _distances(self, added: Tensor | None) -> Any:
         """The layer's bias by distance."""
