@@ -51,7 +51,12 @@ def test_the_pages_that_should_have_code_have_it() -> None:
         "docs/layers.md",
         "docs/observables.md",
     }
-    assert {name(p) for p in WITH_MODEL} == {"README.md", "docs/batching.md", "docs/models.md"}
+    assert {name(p) for p in WITH_MODEL} == {
+        "README.md",
+        "docs/batching.md",
+        "docs/generation.md",
+        "docs/models.md",
+    }
 
 
 def test_generated_pages_are_up_to_date() -> None:
