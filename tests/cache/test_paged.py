@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
-from tests.models.families import EXPERTS, GPT2, LAYER_KINDS, LLM, V
+from tests.models.families import EXPERTS, GPT2, LAYER_KINDS, LLM, SEQ2SEQ, V
+from transformers import EncoderDecoderCache
 
 from clearhead.cache.paged import PagedCache
 from clearhead.cache.pool import BlockPool, LayerSize
@@ -35,12 +36,26 @@ KINDS = {
         {**LLM, "head_dim": 8, "sliding_window": 4, **EXPERTS, **LAYER_KINDS},
     ),
 }
+T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4}
+SIDES = {**SEQ2SEQ, "encoder_layers": 1, "encoder_attention_heads": 8, "decoder_start_token_id": 2}
+PAIRS = {
+    "T5": (
+        tf.T5ForConditionalGeneration,
+        tf.T5Config,
+        {**T5, "vocab_size": V, "pad_token_id": 0, "decoder_start_token_id": 0},
+    ),
+    "BART": (
+        tf.BartForConditionalGeneration,
+        tf.BartConfig,
+        {**SIDES, "max_position_embeddings": 64, "forced_eos_token_id": None},
+    ),
+}
 
 
 @cache
 def tiny(kind: str = "Llama", implementation: str = "clearhead") -> Any:
     """A tiny model with weights large enough to show errors."""
-    model_class, config_class, settings = KINDS[kind]
+    model_class, config_class, settings = {**KINDS, **PAIRS}[kind]
     torch.manual_seed(0)
     model = model_class._from_config(config_class(**settings), attn_implementation=implementation).eval()
     with torch.no_grad():
@@ -92,6 +107,19 @@ def test_assisted_decoding_crops_and_goes_on() -> None:
     own = model.generate(ids(1, 9), **arguments)
     paged = PagedCache(model.config, cache_bytes=SMALL)
     assert torch.equal(own, model.generate(ids(1, 9), assistant_model=helper, cache=paged, **arguments))
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("kind", PAIRS)
+def test_encoder_decoders_keep_both_kinds_of_keys_in_pages(kind: str, beams: int) -> None:
+    model = tiny(kind)
+    arguments = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None, "num_beams": beams}
+    arguments["attention_mask"] = padded(12).flip(1)
+    own = model.generate(ids(2, 12), **arguments)
+    halves = [PagedCache(model.config, cache_bytes=SMALL) for _ in range(2)]
+    both = EncoderDecoderCache(*halves)
+    assert torch.equal(own, model.generate(ids(2, 12), cache=both, **arguments))
+    assert halves[1].get_seq_length() == 12
 
 
 def test_attention_reads_the_pool_itself() -> None:

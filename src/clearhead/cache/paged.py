@@ -157,15 +157,19 @@ class PagedCache(Cache):  # type: ignore[misc]
             row.crop(min(row.length, length))
         grow(self.rows, [length + new] * batch)
         self._forget()
+        self._pages = pages = self._described(length + new)
+        device, table = pages.device, pages.table
+        positions = torch.arange(length, length + new, device=device)
+        numbers = table[:, positions // self.pool.page].long().flatten()
+        self._slots = numbers, (positions % self.pool.page).repeat(batch)
+
+    def _described(self, length: int) -> Pages:
+        """The pages of all rows, as layer 0 has them."""
         most = max(len(row.blocks) for row in self.rows)
         blocks = [[*row.blocks, *[0] * (most - len(row.blocks))] for row in self.rows]
         device = self.pool.keys[0].device
         table = torch.tensor(blocks, dtype=torch.int32, device=device)
-        lengths = torch.full((batch,), length + new, device=device)
-        self._pages = Pages(self.pool.keys[0], table, lengths)
-        positions = torch.arange(length, length + new, device=device)
-        numbers = table[:, positions // self.pool.page].long().flatten()
-        self._slots = numbers, (positions % self.pool.page).repeat(batch)
+        return Pages(self.pool.keys[0], table, torch.full((len(self.rows),), length, device=device))
 
     def _write(self, number: int, keys: Tensor, values: Tensor) -> tuple[Pages, Pages]:
         assert self._pages is not None
@@ -208,8 +212,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return self._stored()[1]
 
     def _stored(self) -> tuple[Pages, Pages] | tuple[None, None]:
-        pages = self.cache._pages
-        return (None, None) if pages is None else pages_of(pages, self.cache.pool, self.number)
+        cache = self.cache
+        if cache._pages is None and self.length:  # rows were chosen or cropped since
+            cache._pages = cache._described(self.length)
+        return (None, None) if cache._pages is None else pages_of(cache._pages, cache.pool, self.number)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing: the pool is there."""

@@ -20,16 +20,14 @@ def layer_sizes(config: Any) -> tuple[LayerSize, ...]:
         raise ModelError(
             f"{type(config).__name__}: layers that share keys with others are not supported in pages"
         )
-    count = _first(
-        config, "num_decoder_layers", "decoder_layers", "num_hidden_layers", "n_layer", "num_layers"
-    )
-    heads = _first(config, "decoder_attention_heads", "num_attention_heads", "n_head", "num_heads")
+    count = _first(config, "num_decoder_layers", "num_hidden_layers", "n_layer", "num_layers")
+    heads = _first(config, "num_attention_heads", "n_head", "num_heads")
     hidden = _first(config, "hidden_size", "d_model", "n_embd")
     if hidden is None or count is None or heads is None:
         raise ArgumentError(f"{type(config).__name__} does not say how many layers and heads the model has")
-    per_layer = getattr(config, "per_layer_config", None) or [config] * count
+    per_layer = list(getattr(config, "per_layer_config", None) or ())
     out = []
-    for layer in list(per_layer)[:count]:
+    for layer in per_layer if len(per_layer) == count else [config] * count:
         d = _first(layer, "head_dim", "d_kv") or hidden // heads
         kv = _first(layer, "num_key_value_heads") or _first(layer, "num_attention_heads") or heads
         out.append(LayerSize(kv, d, d))

@@ -85,6 +85,7 @@ class Engine:
         self._forward = Forward(model, pool)
         self._stepping = threading.RLock()  # held during a step: the scheduler and the pool are its own
         self._changed = threading.Condition()  # guards the inbox; tells who waits that something came
+        self._tokenizing = threading.Lock()  # fast tokenizers refuse to be used from two threads at once
         self._inbox: deque[Request] = deque()
         self._number = 0
         self._thread: threading.Thread | None = None
@@ -118,9 +119,10 @@ class Engine:
         """
         self._check_open()
         sampler = Sampler(temperature, top_k, top_p, seed, self.model.device)
-        asked = checked(
-            prompt, max_new_tokens, sampler, stop, stop_tokens, segments, self.tokenizer, self._limits
-        )
+        with self._tokenizing:
+            asked = checked(
+                prompt, max_new_tokens, sampler, stop, stop_tokens, segments, self.tokenizer, self._limits
+            )
         with self._changed:
             self._check_open()
             self._number += 1
@@ -226,7 +228,8 @@ class Engine:
         if outcome is None:
             return
         try:
-            reason = request.take(outcome.logits, float(outcome.logsum), outcome.mass)
+            with self._tokenizing:
+                reason = request.take(outcome.logits, float(outcome.logsum), outcome.mass)
         except Exception as error:  # a tokenizer that cannot decode, logits that cannot be drawn from
             self._end(request, error)
             return
