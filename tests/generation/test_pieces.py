@@ -82,6 +82,18 @@ def test_control_tokens_have_no_text() -> None:
     assert pieces.rest() == ""
 
 
+@pytest.mark.parametrize("end", ["", "😀"])
+def test_endless_bytes_that_are_no_text_wait_for_nothing(end: str) -> None:
+    speak = tokenizer()
+    pieces = Pieces(speak, [], ())
+    noise = [speak.encode("€")[0]] * 400 + [END] * 400
+    shown = "".join(pieces.add(number) for number in noise)
+    assert len(pieces._ids) < 50
+    assert set(shown) == {"\ufffd"}
+    shown += "".join(pieces.add(number) for number in speak.encode(f"x{end}"))
+    assert shown == "\ufffd" * 400 + f"x{end}"
+
+
 def test_the_first_word_keeps_its_space_where_the_tokenizer_writes_it_between_words() -> None:
     from tokenizers import Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import WordLevel

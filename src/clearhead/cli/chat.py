@@ -40,6 +40,8 @@ def chat(
     from clearhead.generation.sampling import Sampler
     from clearhead.observables import SegmentMass
 
+    if sys.stdin is None:
+        raise ArgumentError("standard input is closed: a chat reads what is said from it")
     said_by_system = None if system is None else Texts().read("--system", system)[0]
     keywords = o.cache_options(cache, window, sinks)
     if cache == "paged":

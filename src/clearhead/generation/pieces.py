@@ -11,6 +11,8 @@ from clearhead.errors import ArgumentError
 UNFINISHED = "\ufffd"
 #: So many tokens of the prompt are decoded beside the first new one, so that it keeps its leading space.
 BEFORE = 4
+#: Bytes of the longest character, and how many tokens may wait for one.
+LONGEST, PATIENCE = 4, 32
 
 
 class Pieces:
@@ -40,8 +42,11 @@ class Pieces:
             return ""
         self._ids.append(token)
         before, now = self._decoded(self._ids[: self._read]), self._decoded(self._ids)
-        if len(now) <= len(before) or now.endswith(UNFINISHED):
+        if now == before:  # a control token: it has no text and is not decoded again
+            self._ids.pop()
             return ""
+        if len(now) <= len(before) or now.endswith(UNFINISHED):
+            return self._given_up(before, now) if len(self._ids) - self._read > PATIENCE else ""
         last = self._read
         self._ids, self._read = self._ids[last:] if last else self._ids, len(self._ids) - last
         return self._until_stop(now[len(before) :])
@@ -56,6 +61,15 @@ class Pieces:
         if self.stopped_by is None:
             given, self._held = given + self._held, ""
         return given
+
+    def _given_up(self, before: str, now: str) -> str:
+        """Bytes that are no text and will be none: all but the last ones, which may begin a character."""
+        for cut in range(len(self._ids) - LONGEST, len(self._ids) - 2 * LONGEST, -1):
+            head = self._decoded(self._ids[:cut])
+            if head + self._decoded(self._ids[cut:]) == now:
+                self._ids, self._read = self._ids[cut:], 0
+                return self._until_stop(head[len(before) :])
+        return ""
 
     def _decoded(self, ids: list[int]) -> str:
         text = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
