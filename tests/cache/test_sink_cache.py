@@ -13,7 +13,7 @@ from clearhead.cache import SinkCache
 from clearhead.cache.sink import SinkLayer
 from clearhead.cache.turning import Turner, turners
 from clearhead.errors import ArgumentError, MaskError, ModelError
-from clearhead.nn import Rotary
+from clearhead.nn import MultiHeadAttention, Rotary
 
 S, W = 3, 8
 ONE_LAYER = {**LLM, "num_hidden_layers": 1}
@@ -164,6 +164,10 @@ def test_a_model_that_turns_its_keys_must_be_named() -> None:
     model = make(*_built("rotary"), "clearhead")
     with pytest.raises(ArgumentError, match="must know how the model turns its keys"):
         model(numbers(0, 1, 5), cache=SinkCache(window=8))
+    layer = MultiHeadAttention(32, 4, causal=True, positions="rotary")
+    with pytest.raises(ArgumentError, match="was not told how this layer turns them"):
+        layer(torch.randn(1, 5, 32), cache=SinkCache(window=8))
+    layer(torch.randn(1, 5, 32), cache=SinkCache(layer, window=8))
     with pytest.raises(ArgumentError, match="got dict"):
         SinkCache({}, window=8)
 

@@ -43,6 +43,11 @@ class SinkLayer(KeptLayer):
         self._values = Growing(keep=window, lead=sinks)
 
     @property
+    def turns(self) -> bool:
+        """Whether it knows how the model turns its keys."""
+        return self.turner is not None
+
+    @property
     def keys(self) -> Tensor | None:
         """The keys that are kept, (B, Hkv, n, d): sinks at their latest places, then the window."""
         return self._keys.view(self._resting) if self._fixed else None
