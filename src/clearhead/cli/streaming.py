@@ -76,16 +76,18 @@ def show(generation: Generation, where: Screen, *, every: int | None = None) -> 
     every: after so many tokens say how fast the latest were and what the cache and the process hold.
     """
     try:
-        start = time.perf_counter()
+        since, start = 1, 0.0
         for number, token in enumerate(generation, 1):
             where.add(token.text, token)
+            if number == since:  # the prompt is read
+                start = time.perf_counter()
             if every is not None and number % every == 0:
                 now = time.perf_counter()
                 where.remark(
-                    f"[{number:,} tokens, {every / (now - start):.1f} tokens/s, cache "
+                    f"[{number:,} tokens, {(number - since) / max(now - start, 1e-9):.1f} tokens/s, cache "
                     f"{size(generation.so_far().cache_bytes)}, process {size(memory())}]"
                 )
-                start = time.perf_counter()
+                since, start = number, time.perf_counter()
     except KeyboardInterrupt:
         where.add(generation.stop(), None)
         _finish(generation, where)
