@@ -54,6 +54,7 @@ def test_the_pages_that_should_have_code_have_it() -> None:
     assert {name(p) for p in WITH_MODEL} == {
         "README.md",
         "docs/batching.md",
+        "docs/caches.md",
         "docs/generation.md",
         "docs/models.md",
     }
