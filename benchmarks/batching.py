@@ -140,9 +140,8 @@ def main() -> None:
         forms = {
             "one by one": lambda p=prompts: _told(run(model, p, new, 1, share=False)),
             "engine": lambda p=prompts: _told(run(model, p, new, count, share=True)),
+            "transformers": lambda p=prompts: theirs(model, p, new),
         }
-        if prompts is apart:
-            forms["transformers"] = lambda p=prompts: theirs(model, p, new)
         rows.append(compare(name, forms, "one by one", count * tokens, rounds))
         table(rows[-1:], f"{count} requests, {new} new tokens each: {name}")
     by_size = by_requests(model, apart, new, [n for n in (1, 2, 4, 8, 16) if n <= count], rounds)
@@ -156,6 +155,7 @@ def main() -> None:
         "together_differ": rows[0]["engine differ"],
         "against_transformers": rows[0]["engine tokens/s"] / rows[0]["transformers tokens/s"],
         "shared": rows[1]["engine ×"],
+        "shared_against_transformers": rows[1]["engine tokens/s"] / rows[1]["transformers tokens/s"],
         "shared_differ": rows[1]["engine differ"],
         "batches": [row["requests"] for row in by_size],
         "prefill_ms": [row["prefill ms"] for row in by_size],

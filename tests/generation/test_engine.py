@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -121,6 +122,21 @@ def test_families_with_windows_sinks_and_chunks_are_served_alike(kind: str) -> N
     with Engine(model, cache_bytes=SMALL, step_tokens=16) as engine:
         handles = [engine.submit(ids(n, n), max_new_tokens=12, stop_tokens=()) for n in (5, 21, 1, 33)]
         assert [h.result().ids for h in handles] == [alone(model, ids(n, n), 12) for n in (5, 21, 1, 33)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_half_precision_and_bytes_are_served_too(dtype: torch.dtype, expected: list[list[int]]) -> None:
+    half = dtype is torch.bfloat16
+    model = copy.deepcopy(tiny()).to(dtype) if half else tiny()
+    with Engine(model, cache_bytes=SMALL, dtype=None if half else dtype) as engine:
+        assert engine.pool.dtype is dtype
+        handles = [engine.submit(ids(n, n), max_new_tokens=20, stop_tokens=()) for n in LENGTHS]
+        got = [handle.result().ids for handle in handles]
+    wanted = [alone(model, ids(n, n)) for n in LENGTHS] if half else expected
+    same = sum(
+        a == b for one, other in zip(got, wanted, strict=True) for a, b in zip(one, other, strict=True)
+    )
+    assert same > 0.8 * 20 * len(LENGTHS)  # roundings may part two texts, and then they stay apart
 
 
 def test_requests_are_admitted_while_others_run(engine: Engine, expected: list[list[int]]) -> None:
