@@ -26,7 +26,7 @@ from clearhead.generation.engine import Engine
 def test_two_hundred_requests_with_cancels_oversize_prompts_and_a_model_that_raises(threaded: bool) -> None:
     chance = random.Random(7)
     prompts = [ids(chance.randint(1, 60), seed) for seed in range(12)]
-    expected = [alone(tiny(), prompt, 16) for prompt in prompts]
+    expected = [alone(tiny(), prompt, 40) for prompt in prompts]
     hooks = troubled(tiny(), poison=V - 1)
     try:
         with Engine(tiny(), cache_bytes=9 * 4096, max_batch=6, step_tokens=32, page=16) as engine:
@@ -37,7 +37,7 @@ def test_two_hundred_requests_with_cancels_oversize_prompts_and_a_model_that_rai
             dropped: list[tuple[Any, list[int]]] = []
             refused = 0
             for _ in range(200):
-                number, new = chance.randrange(len(prompts)), chance.randint(1, 16)
+                number, new = chance.randrange(len(prompts)), chance.randint(1, 40)
                 kind = chance.random()
                 if kind < 0.1:  # more than the model takes, more than the pool holds
                     with pytest.raises(ClearheadError):

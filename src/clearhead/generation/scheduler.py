@@ -106,7 +106,8 @@ class Scheduler:
             if len(shared) < len(names) and names[len(shared)] in self._under_way():
                 continue  # another request computes this very block: wait for it
             row = BlockRow(self.pool, shared)
-            needed = -(-len(request.tokens) // self.pool.page) - len(shared)
+            # One block more for each that runs and will grow, or it would be sent away again at once.
+            needed = -(-len(request.tokens) // self.pool.page) - len(shared) + len(self.running)
             if needed > self.pool.free + (0 if self.prefixes is None else self.prefixes.spare):
                 row.free()
                 return  # nobody overtakes: those who ask for much would wait for ever
