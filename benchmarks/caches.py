@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +66,14 @@ def read(model: Any, cache: Any, ids: Tensor, chunk: int) -> tuple[float, int]:
     return float(torch.cat(losses).mean()), most
 
 
-def rows_of(model: Any, ids: Tensor, chunk: int) -> list[Row]:
+def rows_of(model: Any, ids: Tensor, chunk: int, fractions: Sequence[int]) -> list[Row]:
     """The table: a line per cache and size, as they are measured."""
     tokens = ids.shape[1]
     made = kinds(model)
     rows: list[Row] = []
     limit = 0
     for name, make in made.items():
-        for part in (1,) if name.startswith("all") else FRACTIONS:
+        for part in (1,) if name.startswith("all") else fractions:
             cache = make(limit // part)
             start = time.perf_counter()
             loss, size = read(model, cache, ids, chunk)
@@ -144,7 +144,8 @@ def main() -> None:
     options = parser.parse_args()
     tokens = options.tokens or (512 if options.quick else 8192)
     model, tokenizer, *_ = ch.load("smollm2")
-    rows = rows_of(model, token_ids(tokenizer, tokens, options.text), options.chunk)
+    fractions = FRACTIONS[::2] if options.quick else FRACTIONS
+    rows = rows_of(model, token_ids(tokenizer, tokens, options.text), options.chunk, fractions)
     table(rows, f"SmolLM2, {tokens} tokens in pieces of {options.chunk}, the second half counted")
     figures = {row["cache"]: row for row in rows if row["keys of a head"] == tokens}
     save("caches", options, figures, rows=rows, tokens=tokens, chunk=options.chunk)

@@ -136,6 +136,23 @@ def test_a_cache_of_another_model_or_batch_is_refused(make_cache: Callable[[Any]
         deeper(numbers(0, 1, 1), cache=cache)
 
 
+def test_a_forward_that_stopped_in_the_middle_is_noticed_and_can_be_taken_back() -> None:
+    model = make(tf.LlamaForCausalLM, tf.LlamaConfig(**LLM), "clearhead")
+    ids = numbers(0, 1, 9)
+    want = model(ids).logits[:, -3:]
+    for cache in (DynamicCache(model.config), Int8Cache(model.config)):
+        model(ids[:, :6], cache=cache)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(model.model.layers[1].self_attn, "forward", lambda **_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                model(ids[:, 6:], cache=cache)
+        with pytest.raises(ModelError, match="layer 1 comes to 9 tokens and layer 0 to 12: a forward before"):
+            model(ids[:, 6:], cache=cache)
+        cache.crop(-6)
+        out = model(ids[:, 6:], cache=cache).logits
+        assert (out - want).abs().max() < (1e-5 if isinstance(cache, DynamicCache) else 0.1)
+
+
 def test_lossy_caches_cannot_take_tokens_back() -> None:
     model = BY_NAME["llama"].build("clearhead")
     for cache in (SlidingCache(model.config, window=8), SinkCache(model, window=8)):

@@ -187,7 +187,23 @@ class WholeCache(Cache):  # type: ignore[misc]
             self._check_attention()
             while len(self.layers) <= layer_idx:
                 self.layers.append(self._layer(len(self.layers)))
+        if kwargs and layer_idx:  # a model of transformers: all its layers get the same tokens
+            due, here = self.layers[0].seen, self.layers[layer_idx].seen + key_states.shape[2]
+            if due and here != due:
+                raise ModelError(
+                    f"layer {layer_idx} comes to {here} tokens and layer 0 to {due}: a forward before "
+                    "this one stopped in the middle; take its tokens back with crop(), or reset() the cache"
+                )
         return self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)  # type: ignore[no-any-return]
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take away the last -tokens_to_remove tokens, also those of a forward that failed half-way.
+
+        Raises ModelError for a cache that lets go of tokens.
+        """
+        length = max(self.get_seq_length() - removed(tokens_to_remove), 0)
+        for layer in self.layers:
+            layer.crop(-max(layer.seen - length, 0))
 
     def reset(self) -> None:
         """Empty again, and usable with any batch and model."""
