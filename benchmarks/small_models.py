@@ -37,7 +37,7 @@ class Recipe:
     kv_heads: int = 16
     length: int = 256
     batch: int = 8
-    steps: int = 400
+    steps: int = 300
     rate: float = 2e-3
     seed: int = 0
 
