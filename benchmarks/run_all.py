@@ -25,6 +25,9 @@ NAMES = (
     "memory",
     "cost_of_looking",
     "kernels",
+    "caching",
+    "sinks",
+    "batching",
 )  # timing comes last
 #: Without whole models and memory, which say nothing about an instruction set.
 AS_AVX2 = ("--isa", "v3", "--only", "prefill", "windows", "decode", "training", "looking", "small", "curve")
