@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from .test_generate_command import Terminal
+from .test_generate_command import ENDLESS, Terminal
 
 pytestmark = pytest.mark.usefixtures("tiny")
 SHORT = ["--max-new-tokens", "4"]
@@ -63,13 +63,13 @@ def test_a_paged_cache_is_refused(cli: Callable[..., Any]) -> None:
 
 
 def test_in_a_terminal_ctrl_c_ends_the_answer_and_then_the_chat() -> None:
-    terminal = Terminal("chat", "--max-new-tokens", "3900", "--seed", "1")
-    terminal.read(until="> ")
-    terminal.type(b"hello\n")
-    terminal.read(until="▀{5}")
-    terminal.type(b"\x03")
-    terminal.read(until=r"\nstopped\r\n> ")
-    assert "(stopped), first token after" in terminal.out
-    terminal.type(b"\x03")
-    assert terminal.end() == 130
+    with Terminal("chat", *ENDLESS) as terminal:
+        terminal.read(until="> ")
+        terminal.type(b"hello\n")
+        terminal.read(until="▀{5}")
+        terminal.type(b"\x03")
+        terminal.read(until=r"\nstopped\r\n> ")
+        assert "(stopped), first token after" in terminal.out
+        terminal.type(b"\x03")
+        assert terminal.end() == 130
     assert "Traceback" not in terminal.out

@@ -21,6 +21,7 @@ from clearhead.cli.strip import Group, Painter
 
 SOURCES = ["--system", "the road .", "--user", "was it tired", "--data", "the animal didn't cross"]
 LENGTH = ["--max-new-tokens", "6"]
+ENDLESS = ["--cache", "sliding", "--max-new-tokens", "99999999", "--seed", "1"]
 
 
 @pytest.mark.usefixtures("tiny")
@@ -131,7 +132,15 @@ class Terminal:
         os.close(slave)
         self.out = ""
 
-    def read(self, until: str | None = None, most: float = 60) -> str:
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()  # nothing where it has ended
+        self.process.wait()
+        os.close(self.master)
+
+    def read(self, until: str | None = None, most: float = 120) -> str:
         """Read to the end, or until a pattern has come."""
         end = time.monotonic() + most
         while time.monotonic() < end:
@@ -153,9 +162,7 @@ class Terminal:
 
     def end(self) -> int:
         self.read()
-        code = self.process.wait(timeout=60)
-        os.close(self.master)
-        return code
+        return self.process.wait(timeout=60)
 
 
 def _own_terminal() -> None:
@@ -192,8 +199,8 @@ def test_in_a_terminal_every_line_has_a_strip_of_its_own_width_below(
     cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = ["generate", "--user", "hi", "--max-new-tokens", "150", "--seed", "1"]
-    terminal = Terminal(*arguments)
-    assert terminal.end() == 0
+    with Terminal(*arguments) as terminal:
+        assert terminal.end() == 0
     monkeypatch.setattr("clearhead.models.loading.load", lambda name, progress=None: loaded())
     plain = cli(*arguments).out
     shown = screen(terminal.out.rpartition("\x1b[2K")[2])  # after the bar of loading
@@ -251,10 +258,10 @@ def test_over_many_tokens_every_source_has_the_cells_of_its_share() -> None:
 
 
 def test_ctrl_c_leaves_the_text_so_far_and_ends_with_130() -> None:
-    terminal = Terminal("generate", "--user", "hi", "--max-new-tokens", "4000", "--seed", "1")
-    terminal.read(until="▀{5}")
-    terminal.type(b"\x03")
-    assert terminal.end() == 130
+    with Terminal("generate", "--user", "hi", *ENDLESS) as terminal:
+        terminal.read(until="▀{5}")
+        terminal.type(b"\x03")
+        assert terminal.end() == 130
     assert "(stopped), first token after" in terminal.out
     assert terminal.out.rstrip().endswith("stopped")
     assert "looked at while they were chosen" in terminal.out
@@ -264,7 +271,7 @@ def test_ctrl_c_leaves_the_text_so_far_and_ends_with_130() -> None:
 def test_ctrl_c_in_a_pipe_leaves_the_text_so_far() -> None:
     import signal
 
-    arguments = ["generate", "--user", "hi", "--max-new-tokens", "4000", "--seed", "1", "--json"]
+    arguments = ["generate", "--user", "hi", *ENDLESS, "--json"]
     code = PROGRAM.format(root=ROOT, arguments=arguments)
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
