@@ -1,10 +1,16 @@
 """What several test modules need: the embedded real model, loaded once."""
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+# A shell's background ignores Ctrl-C, and so would every process that a test starts there and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks the network
 
