@@ -5,6 +5,7 @@
 // they are kept as integers (fixed point), which add up to the same bits in any order.
 #pragma once
 
+#include "best.h"
 #include "block.h"
 #include "fixed_point.h"
 #include "microkernel.h"
@@ -281,27 +282,12 @@ class Answers {
         }
     }
 
-    // Each lane's best weights, sorted; a key sinks in from the top, pushing what it beats one place down.
     void top(const Answer& answer, const Weighed& keys) const {
-        const int64_t k = answer.question->count;
-        float* best = answer.state;
-        int32_t* index = reinterpret_cast<int32_t*>(answer.state + k * block_lanes);
-        for (int64_t j = 0; j < keys.count; ++j)
-            for (int v = 0; v < vectors_; ++v) {
-                vf weight = load(keys.weights + j * keys.stride + v * W);
-                if (!any(weight > load(best + (k - 1) * block_lanes + v * W))) continue;
-                vi number = same_int(static_cast<int32_t>(keys.low + j));
-                for (int64_t place = 0; place < k; ++place) {
-                    float* held = best + place * block_lanes + v * W;
-                    vi_loose* mark = reinterpret_cast<vi_loose*>(index + place * block_lanes + v * W);
-                    const vf old = load(held);
-                    const vi before = *mark, beats = weight > old;
-                    store(held, choose(beats, weight, old));
-                    *mark = beats ? number : before;
-                    weight = choose(beats, old, weight);
-                    number = beats ? before : number;
-                }
-            }
+        Best best;
+        best.k = answer.question->count;
+        best.weights = answer.state;
+        best.keys = reinterpret_cast<int32_t*>(answer.state + best.k * block_lanes);
+        for (int v = 0; v < vectors_; ++v) best.take(v, keys.weights + v * W, keys.stride, keys.count, keys.low);
     }
 
     // The sum over the chosen lanes of each head, W keys at a time.
