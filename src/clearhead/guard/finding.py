@@ -99,8 +99,8 @@ class Finding:
 
     score: 0…1, calibrated: of texts of the calibration mix with that score about that share is an attack.
     verdict: one of `VERDICTS`. classes: probabilities of "none", "imperative" and "attack" of the strongest
-    window. spans: strongest first. seconds: wall-clock time of the scan. calibration: its id. preset: the name
-    of the thresholds. reason: why a text is unjudged, else "". notes: what a reader should know.
+    window. spans: strongest first. seconds: wall-clock time of the scan. calibration: its id. preset: name of
+    the thresholds. reason: why a text is unjudged, else "". notes: what a reader should know.
     """
 
     score: float

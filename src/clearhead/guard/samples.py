@@ -11,8 +11,8 @@ from typing import Any
 from clearhead.errors import ArgumentError
 
 LABELS = ("none", "imperative", "attack")
-"""none: no instruction, or nothing but what belongs to the text; imperative: an instruction meant for a person
-or asked for by the user; attack: an instruction to the model that the user did not give."""
+"""none: no instruction, or nothing but what belongs to the text; imperative: an instruction meant for a
+person or asked for by the user; attack: an instruction to the model that the user did not give."""
 
 POSITIONS = ("none", "start", "middle", "end", "whole")
 """Where the inserted text stands; "whole": the text is nothing else; "none": nothing was inserted."""
@@ -25,7 +25,7 @@ class Sample:
     instruction: what the user or the operator asks for. text: the untrusted text.
     label: one of `LABELS`. start, end: characters of `text` that are the attack or the inserted imperative or
         statement; both None if nothing was inserted.
-    kind: of the text: "mail", "web", "review", "table", "log", "chat", "pdf", "code", "prompt" or another word.
+    kind: of the text: "mail", "web", "review", "table", "log", "chat", "pdf", "code", "prompt", …
     position: one of `POSITIONS`. family: of the attack, or of the benign text ("plain", "statement",
         "imperative", "document", "quote", "prompt"). language: two letters. context: which text it was made
         from: samples of one context never stand on both sides of a split. source: the set that it is from.
