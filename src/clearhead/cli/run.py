@@ -60,7 +60,7 @@ def run_look(
     command: str = "",
 ) -> Look:
     """Look at a prompt; the bar is shown only for long prompts."""
-    from clearhead.look.fit import size
+    from clearhead.models.fit import size
     from clearhead.look.looking import look
     from clearhead.models.layout import lay_out
 
@@ -84,7 +84,7 @@ def answer(loaded: LoadedModel, sources: Sequence[Segment], *, tokens: int = 24)
     """Return the beginning of the model's greedy answer; empty for a model that writes none."""
     import torch
 
-    from clearhead.look.fit import continues
+    from clearhead.models.fit import continues
     from clearhead.models.layout import lay_out
 
     if not continues(loaded.model):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead.errors import ArgumentError
 from clearhead.evidence import grade
-from clearhead.look.fit import check_one_sided, continues, read, size
+from clearhead.models.fit import check_one_sided, continues, read, size
 from clearhead.look.result import Look, Source, TopToken
 from clearhead.look.words import tokens_holding
 from clearhead.models.active import ACTIVE, Call, Recorder

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from clearhead.backends.reference import scaled, scores, softmax, weighted_sum
 from clearhead.errors import ArgumentError, ModelError
 from clearhead.evidence import grade
-from clearhead.look.fit import check_one_sided, continues, read, takes
+from clearhead.models.fit import check_one_sided, continues, read, takes
 from clearhead.look.words import Word, words
 from clearhead.mask import Mask
 from clearhead.models.active import ACTIVE, Call
