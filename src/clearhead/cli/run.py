@@ -60,8 +60,8 @@ def run_look(
     command: str = "",
 ) -> Look:
     """Look at a prompt; the bar is shown only for long prompts."""
-    from clearhead.models.fit import size
     from clearhead.look.looking import look
+    from clearhead.models.fit import size
     from clearhead.models.layout import lay_out
 
     prompt, notes = lay_out(sources, loaded.tokenizer)

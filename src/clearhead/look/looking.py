@@ -10,10 +10,10 @@ from torch import Tensor
 
 from clearhead.errors import ArgumentError
 from clearhead.evidence import grade
-from clearhead.models.fit import check_one_sided, continues, read, size
 from clearhead.look.result import Look, Source, TopToken
 from clearhead.look.words import tokens_holding
 from clearhead.models.active import ACTIVE, Call, Recorder
+from clearhead.models.fit import check_one_sided, continues, read, size
 from clearhead.models.loading import LoadedModel
 from clearhead.models.prompt import TEMPLATE, Prompt, check_length
 from clearhead.observables import Entropy, KeyMass, Observable, SegmentMass, SegmentOutput, Weights

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from clearhead.backends.reference import scaled, scores, softmax, weighted_sum
 from clearhead.errors import ArgumentError, ModelError
 from clearhead.evidence import grade
-from clearhead.models.fit import check_one_sided, continues, read, takes
 from clearhead.look.words import Word, words
 from clearhead.mask import Mask
 from clearhead.models.active import ACTIVE, Call
+from clearhead.models.fit import check_one_sided, continues, read, takes
 from clearhead.models.loading import LoadedModel
 from clearhead.models.narrow import narrowed
 from clearhead.models.prompt import Prompt, Segment, check_length
