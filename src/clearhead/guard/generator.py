@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from clearhead.errors import ArgumentError
-from clearhead.guard import material
 from clearhead.guard.composing import insert
+from clearhead.guard.material import LANGUAGES, load
 from clearhead.guard.samples import Sample
 
 SOURCE = "generator"
@@ -42,17 +42,17 @@ class Material:
 
 def packaged(language: str) -> Material:
     """Return the material that comes with the package. Raises ArgumentError for an unknown language."""
-    if language not in material.LANGUAGES:
-        raise ArgumentError(f"language must be one of {', '.join(material.LANGUAGES)}, got {language!r}")
-    inserts = material.load(language, "inserts")
+    if language not in LANGUAGES:
+        raise ArgumentError(f"language must be one of {', '.join(LANGUAGES)}, got {language!r}")
+    inserts = load(language, "inserts")
     attacks = dict(inserts["attacks"])
     if inserts.get("foreign_attacks"):
         attacks["in English"] = inserts["foreign_attacks"]
-    instructions = material.load(language, "instructions")
+    instructions = load(language, "instructions")
     return Material(
         language,
-        material.load(language, "contexts"),
-        material.load(language, "documents"),
+        load(language, "contexts"),
+        load(language, "documents"),
         attacks,
         inserts["imperatives"],
         inserts["statements"],
@@ -64,7 +64,7 @@ def packaged(language: str) -> Material:
 
 
 def generate(
-    languages: Iterable[str] = material.LANGUAGES, *, seed: int = 0, rounds: int = 1
+    languages: Iterable[str] = LANGUAGES, *, seed: int = 0, rounds: int = 1
 ) -> list[Sample]:
     """Return samples of the packaged material, the same for the same seed.
 
