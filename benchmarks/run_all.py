@@ -26,6 +26,8 @@ NAMES = (
     "cost_of_looking",
     "kernels",
     "caching",
+    "caches",
+    "gqa",
     "sinks",
     "batching",
 )  # timing comes last
