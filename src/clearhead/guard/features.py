@@ -39,14 +39,16 @@ class Reading:
 
     instruction (R, H): mass on the instruction, of each of the R rows that were looked at, the last token's
     last. spans (R, S, H): mass on each span. sizes (S,): tokens of each span. hidden (K, S, D): residual
-    stream after each of the K layers, mean over the span's tokens. last (K, D): the same of the last token.
-    logits (V,): of the next token. tokens: of the prompt.
+    stream after each of the K layers, mean over the span's tokens. task (K, D): the same of the instruction's
+    tokens. last (K, D): of the last token. logits (V,): of the next token. tokens, instruction_tokens: of
+    the prompt and of the instruction in it.
     """
 
     instruction: Floats
     spans: Floats
     sizes: Floats
     hidden: Floats
+    task: Floats
     last: Floats
     tokens: int
     instruction_tokens: int
@@ -87,13 +89,15 @@ def summed(by_row: Floats, owners: Tensor, states: Sequence[Tensor], logits: Ten
     for state in states:
         total = torch.zeros(_FIRST + S, state.shape[-1])
         total.index_add_(0, owners, state.float())
-        means.append((total / counts.clamp_min(1)[:, None])[_FIRST:])
+        means.append((total / counts.clamp_min(1)[:, None])[_INSTRUCTION:])
     width = states[0].shape[-1] if states else 0
+    mean = torch.stack(means).numpy() if means else np.zeros((0, 1 + S, width), np.float32)
     return Reading(
         instruction=np.ascontiguousarray(by_row[:, _INSTRUCTION]),
         spans=np.ascontiguousarray(by_row[:, _FIRST:]),
         sizes=counts[_FIRST:].numpy(),
-        hidden=torch.stack(means).numpy() if means else np.zeros((0, S, 0), np.float32),
+        hidden=mean[:, 1:],
+        task=mean[:, 0],
         last=torch.stack([s[-1].float() for s in states]).numpy()
         if states
         else np.zeros((0, width), np.float32),

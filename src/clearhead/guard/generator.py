@@ -63,9 +63,7 @@ def packaged(language: str) -> Material:
     )
 
 
-def generate(
-    languages: Iterable[str] = LANGUAGES, *, seed: int = 0, rounds: int = 1
-) -> list[Sample]:
+def generate(languages: Iterable[str] = LANGUAGES, *, seed: int = 0, rounds: int = 1) -> list[Sample]:
     """Return samples of the packaged material, the same for the same seed.
 
     rounds: how often every context is used, each time with other inserts, tasks and wordings.
