@@ -17,6 +17,7 @@ and what is allowed.
     ├── BackendError       (RuntimeError)  no backend, or not the one asked for, can do this
     ├── PromptError        (ValueError)    segments that cannot be laid out as a prompt
     ├── ModelError         (RuntimeError)  a model that cannot be found, loaded or observed
+    ├── ReadingError       (ValueError)    a file whose text cannot be read, or not within the limits
     ├── TraceError         (ValueError)    a trace, or a trace file, that does not hold what was asked for
     └── MissingExtraError  (ImportError)   an optional dependency is not installed
 """
@@ -72,6 +73,10 @@ class PromptError(ClearheadError, ValueError):
 
 class ModelError(ClearheadError, RuntimeError):
     """A model cannot be found, loaded or observed."""
+
+
+class ReadingError(ClearheadError, ValueError):
+    """The text of a file cannot be read, or not within the limits."""
 
 
 class TraceError(ClearheadError, ValueError):
