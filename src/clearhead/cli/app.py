@@ -13,6 +13,7 @@ from clearhead.cli.demo import demo
 from clearhead.cli.doctor import doctor
 from clearhead.cli.generate import generate
 from clearhead.cli.look import look
+from clearhead.cli.scan import scan
 from clearhead.cli.steps import steps
 from clearhead.cli.stream import stream
 
@@ -45,6 +46,10 @@ app.command(
     short_help="How much attention each source of a prompt gets.",
     epilog="Example: clearhead look --system 'Be brief.' --user 'Who?' --data @page.txt --html look.html",
 )(look)
+app.command(
+    short_help="Files with text that pulls the heads, or hides from readers.",
+    epilog="Example: clearhead scan mails/ --exclude '*.png' --sarif scan.sarif",
+)(scan)
 app.command(
     short_help="The mechanism on a real head, step by step.",
     epilog='Example: clearhead steps "The animal slept because it was tired." --token it',

@@ -23,6 +23,10 @@ _MAGIC = (
 )  # fmt: skip
 
 
+class NotTextError(ReadingError):
+    """The file is of a kind that holds no text: a picture, an archive, a program."""
+
+
 def decode(data: bytes, name: str, encoding: str | None = None, *, declared: str | None = None) -> str:
     """Return the text that the bytes are.
 
@@ -37,7 +41,7 @@ def decode(data: bytes, name: str, encoding: str | None = None, *, declared: str
     if encoding is None:
         for magic, said in _MAGIC:
             if data.startswith(magic):
-                raise ReadingError(f"{name} is not a text: it is {said}")
+                raise NotTextError(f"{name} is not a text: it is {said}")
     tried = encoding or "utf-8"
     try:
         text = data.decode(tried)
@@ -53,5 +57,5 @@ def decode(data: bytes, name: str, encoding: str | None = None, *, declared: str
     except UnicodeError as error:
         raise ReadingError(f"{name} is not {tried} text: {error}") from None
     if "\x00" in text:
-        raise ReadingError(f"{name} is not a text: it holds null characters (character {text.index(chr(0))})")
+        raise NotTextError(f"{name} is not a text: it holds null characters (character {text.index(chr(0))})")
     return text.removeprefix("\ufeff")
