@@ -79,6 +79,10 @@ class ReadingError(ClearheadError, ValueError):
     """The text of a file cannot be read, or not within the limits."""
 
 
+class GuardError(ClearheadError, ValueError):
+    """A text that cannot be scanned, or a calibration that does not fit the model."""
+
+
 class TraceError(ClearheadError, ValueError):
     """A trace, or a trace file, does not hold what was asked for."""
 

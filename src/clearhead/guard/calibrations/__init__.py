@@ -1,0 +1,1 @@
+"""Calibrations that come with the package, as JSON."""

@@ -1,0 +1,201 @@
+"""The detector: which spans of the texts pull the model's heads away from the instruction."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from clearhead.errors import ArgumentError, GuardError
+from clearhead.guard.calibration import PRESETS, Calibration, read_calibration, shipped
+from clearhead.guard.confirming import confirm_span
+from clearhead.guard.features import Reading, check_causal, read_window
+from clearhead.guard.finding import Finding, Thresholds
+from clearhead.guard.judging import Judged, judge, unread
+from clearhead.guard.layout import Texts, cut, lay, windows
+from clearhead.guard.messages import split_messages
+from clearhead.guard.plain import made_plain
+from clearhead.guard.readout import ROWS, VIEWS, Readout, check_views
+from clearhead.models.loading import LoadedModel, load
+from clearhead.models.prompt import Segment
+
+LARGEST = 5_000_000
+"""Characters of all sources together that one scan takes; more is an error, not a cut."""
+
+NO_INSTRUCTION = "Answer the user's question about this text."
+"""What the texts are laid out with where nobody said what they are for."""
+
+Sources = str | Mapping[str, str] | Sequence[Segment]
+
+
+class InjectionDetector:
+    """Scan untrusted texts for instructions to the model that its user did not give.
+
+    The model reads the instruction and the texts once; a calibrated read-out looks at how much attention the
+    tokens that open the answer give to each sentence (after Hung et al. 2024, Attention Tracker, section 3:
+    the last token's attention moves from the instruction to the injected one), and at the hidden states of
+    the sentences. `InjectionDetector.load` makes one. Not thread-safe across threads that share the model's
+    settings; scans themselves keep no state.
+
+    loaded: the model. calibration: for it. preset: "fpr_5", "fpr_1" or "fpr_0.1", by the share of benign
+    texts that are flagged. views: what is looked at, "attention", "hidden" or both.
+
+    Raises GuardError for a calibration of another model or chat template, ModelError for a model that is not
+    causal, ArgumentError for unknown presets and views.
+    """
+
+    method = "readout"
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        calibration: Calibration,
+        *,
+        preset: str = "fpr_5",
+        views: Sequence[str] = VIEWS,
+    ) -> None:
+        check_causal(loaded.model)
+        calibration.check(loaded.hash, loaded.tokenizer.chat_template)
+        if preset not in PRESETS:
+            raise ArgumentError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
+        key = "+".join(check_views(views))
+        if key not in calibration.readouts:
+            raise ArgumentError(
+                f"views must be one of those calibrated ({', '.join(calibration.readouts)}), got {views!r}"
+            )
+        self.loaded, self.calibration, self.preset = loaded, calibration, preset
+        self.readout: Readout = calibration.readouts[key]
+        self.thresholds: Thresholds = calibration.thresholds[key][preset]
+        self.views = self.readout.views
+
+    @classmethod
+    def load(
+        cls,
+        model: str | LoadedModel = "smollm2",
+        *,
+        calibration: str | Path | Calibration | None = None,
+        preset: str = "fpr_5",
+        views: Sequence[str] = VIEWS,
+    ) -> InjectionDetector:
+        """Return a detector.
+
+        model: a name as `clearhead.load` takes it, or a loaded model. calibration: a file or a calibration;
+        None: the one in the package for that name. Raises as the class does, and as `load` does.
+        """
+        loaded = load(model) if isinstance(model, str) else model
+        if calibration is None:
+            calibration = shipped(loaded.name)
+        elif not isinstance(calibration, Calibration):
+            calibration = read_calibration(calibration)
+        return cls(loaded, calibration, preset=preset, views=views)
+
+    def scan(
+        self,
+        instruction: str | None,
+        sources: Sources,
+        *,
+        confirm: bool = False,
+        deadline: float | None = None,
+    ) -> Finding:
+        """Scan texts that come with an instruction.
+
+        instruction: what the user or the operator asks for; None: `NO_INSTRUCTION`. sources: one text, texts
+        by name, or segments (those that are not trusted are scanned). Long texts are read in windows that
+        overlap, all of them. confirm: look a second time at a suspicious span, hidden from attention
+        (`Finding.confirmation`); it does not change the verdict. deadline: seconds after which no further
+        window is begun; what was not read is said, and an allow becomes "unjudged".
+
+        Hidden and disguised characters are made plain for the model; offsets are those of the texts as given.
+
+        Raises ArgumentError for arguments of other types and a deadline that is not positive, GuardError for
+        an empty instruction and for more than `LARGEST` characters. A text without a word in it is allowed,
+        with a note.
+        """
+        start = time.perf_counter()
+        instruction, named = _checked(instruction, sources)
+        if deadline is not None and not deadline > 0:
+            raise ArgumentError(f"deadline must be positive seconds, got {deadline!r}")
+        plain = made_plain(named)
+        texts = cut(plain.texts, self.loaded.tokenizer)
+        if not texts.spans:
+            return unread(self, texts, "no source has any text", time.perf_counter() - start)
+        every = windows(texts, self.calibration.window, self.calibration.overlap)
+        readings: list[tuple[Sequence[int], Reading]] = []
+        for window in every:
+            if deadline is not None and readings and time.perf_counter() - start > deadline:
+                break
+            laid = lay(instruction, texts, window, self.loaded.tokenizer)
+            readings.append((laid.spans, self._read(laid)))
+        judged = judge(self, texts, readings, late=len(readings) < len(every))
+        finding = plain.mapped(judged.finding)
+        if confirm and finding.spans and (judged.finding.alarmed or judged.finding.score > 0.5):
+            finding = replace(finding, confirmation=self._confirm(instruction, texts, judged, finding))
+        return replace(finding, seconds=time.perf_counter() - start)
+
+    def scan_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[str] | None = None,
+        *,
+        confirm: bool = False,
+        deadline: float | None = None,
+    ) -> Finding:
+        """Scan the tool results (and messages of the role "data") of a chat history.
+
+        messages: {"role", "content"} as chat clients have them; the instruction is the system's and the last
+        user's text. tools: names of the tools whose results are scanned; None: all. Sources are called
+        "tool 0", "tool 1", … or by their tool's name.
+
+        Raises ArgumentError for messages of another shape, and as `scan` does.
+        """
+        instruction, sources = split_messages(messages, tools)
+        return self.scan(instruction, sources, confirm=confirm, deadline=deadline)
+
+    def _read(self, laid: Any) -> Reading:
+        return read_window(self.loaded.model, laid, rows=ROWS, layers=self.calibration.layers)
+
+    def _confirm(self, instruction: str, texts: Texts, judged: Judged, finding: Finding) -> Any:
+        window = windows(texts, self.calibration.window, self.calibration.overlap)[judged.window]
+        laid = lay(instruction, texts, window, self.loaded.tokenizer)
+        return confirm_span(self.loaded.model, laid, judged.place, finding.spans[0])
+
+
+def _checked(instruction: str | None, sources: Sources) -> tuple[str, list[tuple[str, str]]]:
+    if instruction is None:
+        instruction = NO_INSTRUCTION
+    if not isinstance(instruction, str):
+        raise ArgumentError(f"instruction must be a str or None, got {type(instruction).__name__}")
+    if not instruction.strip():
+        raise GuardError(
+            "instruction must say what the text is for, got an empty text; None stands for "
+            f"{NO_INSTRUCTION!r}"
+        )
+    if isinstance(sources, str):
+        named = [("text", sources)]
+    elif isinstance(sources, Mapping):
+        named = list(sources.items())
+    elif isinstance(sources, Sequence) and all(isinstance(s, Segment) for s in sources):
+        segments = [s for s in sources if isinstance(s, Segment)]
+        named = [(s.name, s.text) for s in segments if not s.trusted]
+    else:
+        raise ArgumentError(
+            f"sources must be a str, a mapping of names to texts, or segments, got {type(sources).__name__}"
+        )
+    for name, text in named:
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise ArgumentError(
+                f"sources must map str to str, got {type(name).__name__} to {type(text).__name__}"
+            )
+    size = sum(len(text) for _, text in named)
+    if size > LARGEST:
+        raise GuardError(
+            f"sources have {size:,} characters together, at most {LARGEST:,} are scanned at once: scan parts"
+        )
+    broken = next((name for name, text in named if any("\ud800" <= c <= "\udfff" for c in text)), None)
+    if broken is not None:
+        raise GuardError(
+            f"source {broken!r} holds half a character (a lone surrogate), which no tokenizer reads"
+        )
+    return instruction, named

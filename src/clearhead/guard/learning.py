@@ -1,0 +1,223 @@
+"""Fit a read-out to readings of labelled texts, and judge it on texts and attack families it has not seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clearhead.errors import GuardError
+from clearhead.guard.features import Reading
+from clearhead.guard.finding import Thresholds
+from clearhead.guard.judging import head_odds, sigmoid, text_place
+from clearhead.guard.logistic import Logistic, fit
+from clearhead.guard.readout import Floats, Readout, features, pooled
+from clearhead.guard.samples import Sample
+
+C = 0.01
+"""Inverse strength of the L2 penalty, on standardised features."""
+
+FOLDS = 4
+FEWEST = 20
+"""Texts with an attack, and without, that a calibration needs at least."""
+
+_MOSTLY, _HARDLY = 0.5, 0.1
+
+
+class Example(NamedTuple):
+    """A labelled text, reduced to what fitting needs.
+
+    windows: per window the features of its spans for both views, (S, d) float16. odds, tokens: per window the
+    heads' log odds (H,) of text against instruction, and the text's tokens. mass: mean mass on the text.
+    place: in the hidden space. allowed: per window (S, 3), the classes that each span may be of.
+    """
+
+    sample: Sample
+    windows: tuple[NDArray[np.float16], ...]
+    allowed: tuple[NDArray[np.bool_], ...]
+    head_odds: Floats
+    tokens: float
+    mass: float
+    place: Floats
+
+
+def example(
+    sample: Sample, readings: Sequence[tuple[Sequence[tuple[int, int]], Reading]], views: Sequence[str]
+) -> Example:
+    """Reduce a text to an example. readings: per window the characters of its spans, and what was read."""
+    longest = max((reading for _, reading in readings), key=lambda r: float(r.sizes.sum()))
+    return Example(
+        sample,
+        tuple(features(reading, views).astype(np.float16) for _, reading in readings),
+        tuple(np.array([span_classes(sample, *p) for p in places]) for places, _ in readings),
+        head_odds(longest),
+        float(longest.sizes.sum()),
+        float(longest.spans[-1].sum(0).mean()),
+        text_place([reading for _, reading in readings]),
+    )
+
+
+def span_classes(sample: Sample, start: int, end: int) -> list[bool]:
+    """Return which classes (none, imperative, attack) a span of a sample may be of.
+
+    Spans of which more than half was inserted have the sample's label, those of which hardly anything was are
+    no attack; those between are left open. What stands in a benign text by itself is none or an imperative.
+    """
+    if sample.start is None or sample.end is None:
+        return [True, False, False] if sample.family == "plain" else [True, True, False]
+    share = max(0, min(end, sample.end) - max(start, sample.start)) / (end - start)
+    if share > _MOSTLY:
+        known = {"attack": 2, "imperative": 1, "none": 0}[sample.label]
+        return [known == n for n in range(3)]
+    if sample.label == "attack":
+        return [True, True, share >= _HARDLY]
+    return [True, True, False]
+
+
+def folds(samples: Sequence[Sample], seed: int) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
+    """Return (train, test) choices: no context on both sides, and no attack family; every context is in one
+    test side, and every attack in one or none."""
+    rng = np.random.default_rng(seed)
+    contexts = sorted({s.context for s in samples})
+    families = sorted({s.family for s in samples if s.attacked})
+    of_context = dict(zip(contexts, rng.permutation(len(contexts)) % FOLDS, strict=True))
+    of_family = dict(zip(families, rng.permutation(len(families)) % FOLDS, strict=True))
+    out = []
+    for k in range(FOLDS):
+        here = np.array([of_context[s.context] == k for s in samples])
+        family = np.array([of_family[s.family] == k if s.attacked else False for s in samples])
+        attacked = np.array([s.attacked for s in samples])
+        out.append((~here & ~(attacked & family), here & (~attacked | family)))
+    return out
+
+
+def columns(views: Sequence[str], heads: int, hidden: int, layers: int) -> NDArray[np.int64]:
+    """Return which columns of the features for both views are those of `views`."""
+    attention, states = 3 * heads, layers * (hidden + 2)
+    chosen: list[int] = []
+    if "attention" in views:
+        chosen += range(attention)
+    if "hidden" in views:
+        chosen += range(attention, attention + states)
+    return np.array([*chosen, attention + states], np.int64)
+
+
+class Trained(NamedTuple):
+    """A read-out, and its out-of-fold scores: numbers of the examples, and the log odds of each."""
+
+    readout: Readout
+    tested: NDArray[np.int64]
+    odds: NDArray[np.float64]
+
+
+def train(
+    examples: Sequence[Example], views: tuple[str, ...], chosen: NDArray[np.int64], *, seed: int = 0
+) -> Trained:
+    """Fit a read-out on all examples, and calibrate it on folds.
+
+    Raises GuardError for fewer than `FEWEST` texts with an attack, or without.
+    """
+    samples = [e.sample for e in examples]
+    for what, count in (
+        ("with an attack", sum(s.attacked for s in samples)),
+        ("without an attack", sum(not s.attacked for s in samples)),
+    ):
+        if count < FEWEST:
+            raise GuardError(f"pairs must hold at least {FEWEST} texts {what}, got {count}")
+    tested: list[int] = []
+    odds: list[float] = []
+    for train_side, test_side in folds(samples, seed):
+        model = _fit([e for e, here in zip(examples, train_side, strict=True) if here], chosen)
+        for number in np.nonzero(test_side)[0].tolist():
+            tested.append(number)
+            odds.append(_text_odds(model, examples[number], chosen))
+    numbers, raw = np.array(tested), np.array(odds)
+    attacked = np.array([samples[n].attacked for n in numbers])
+    slope, offset = platt(raw, attacked)
+    model = _fit(examples, chosen)
+    weights, bias = folded(model)
+    return Trained(Readout(views, weights, bias, slope, offset), numbers, slope * raw + offset)
+
+
+def folded(model: Logistic) -> tuple[Floats, Floats]:
+    """Return weights (d, 2) and bias (2,) against the class none, for features that are not standardised."""
+    weights = model.weights / model.scale[:, None]
+    bias = model.bias - (model.mean / model.scale) @ model.weights
+    return (weights[:, 1:] - weights[:, :1]).astype(np.float32), (bias[1:] - bias[:1]).astype(np.float32)
+
+
+def platt(odds: NDArray[np.float64], attacked: NDArray[np.bool_]) -> tuple[float, float]:
+    """Return slope and offset that make log odds calibrated on examples (Platt 1999), classes weighted alike.
+
+    Weighted alike, a score of .5 means an even chance where half of the texts are attacked.
+    """
+    weight = np.where(attacked, 0.5 / max(1, attacked.sum()), 0.5 / max(1, (~attacked).sum()))
+    slope, offset = 1.0, 0.0
+    for _ in range(50):  # Newton's method
+        p = 1 / (1 + np.exp(-np.clip(slope * odds + offset, -30, 30)))
+        error, curve = weight * (p - attacked), weight * p * (1 - p) + 1e-12
+        gradient = np.array([(error * odds).sum() + 1e-6 * slope, error.sum()])
+        hessian = np.array(
+            [[(curve * odds * odds).sum() + 1e-6, (curve * odds).sum()], [(curve * odds).sum(), curve.sum()]]
+        )
+        step = np.linalg.solve(hessian, gradient)
+        slope, offset = slope - float(step[0]), offset - float(step[1])
+        if np.abs(step).max() < 1e-9:
+            break
+    return slope, offset
+
+
+def thresholds(
+    odds: NDArray[np.float64], benign: NDArray[np.bool_], shares: tuple[float, float], fixed_on: str
+) -> Thresholds:
+    """Return the thresholds that let the given shares of benign texts through as flagged and blocked."""
+    scores = np.array([sigmoid(v) for v in odds])[benign]
+    flag, block = (_quantile(scores, 1 - share) for share in shares)
+    return Thresholds(
+        flag=flag,
+        block=max(flag, block),
+        flag_fpr=float((scores >= flag).mean()),
+        block_fpr=float((scores >= max(flag, block)).mean()),
+        benign=int(benign.sum()),
+        fixed_on=fixed_on,
+    )
+
+
+def reliability(
+    odds: NDArray[np.float64], attacked: NDArray[np.bool_], bins: int = 10
+) -> tuple[tuple[float, float, int], ...]:
+    """Return rows of (mean score, share of attacks, texts), bins of equal width, classes weighted alike."""
+    scores = np.array([sigmoid(v) for v in odds])
+    weight = np.where(attacked, 0.5 / max(1, attacked.sum()), 0.5 / max(1, (~attacked).sum()))
+    number = np.minimum((scores * bins).astype(int), bins - 1)
+    rows = []
+    for k in range(bins):
+        here = number == k
+        if here.any():
+            total = weight[here].sum()
+            mean = float((weight[here] * scores[here]).sum() / total)
+            rows.append((mean, float((weight[here] * attacked[here]).sum() / total), int(here.sum())))
+    return tuple(rows)
+
+
+def _quantile(scores: Floats, share: float) -> float:
+    """The lowest score that at most 1 − share of the scores reach."""
+    ordered = np.sort(scores)
+    at = int(np.ceil(share * len(ordered)))
+    return float(np.nextafter(ordered[min(at, len(ordered)) - 1], 2.0)) if at else 0.0
+
+
+def _fit(examples: Sequence[Example], chosen: NDArray[np.int64]) -> Logistic:
+    x = np.concatenate([w[:, chosen] for e in examples for w in e.windows]).astype(np.float32)
+    allowed = np.concatenate([a for e in examples for a in e.allowed])
+    return fit(x, allowed, np.ones(len(x), np.float32), c=C)
+
+
+def _text_odds(model: Logistic, e: Example, chosen: NDArray[np.int64]) -> float:
+    found = []
+    for window in e.windows:
+        z = model.logits(window[:, chosen].astype(np.float32))
+        found.append(pooled(z[:, 2] - np.logaddexp(z[:, 0], z[:, 1])))
+    return pooled(found)
