@@ -123,8 +123,7 @@ def auroc_interval(
 
     def areas(weights: Floats) -> Floats:
         tp, fp = _rates(weights, attacked, order, ends)
-        out: Floats = np.trapezoid(tp, fp, axis=1)
-        return out
+        return np.asarray(np.trapezoid(tp, fp, axis=1))
 
     return _interval(auroc(scores, attacked), areas, attacked, contexts, resamples, seed)
 
