@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,19 +51,56 @@ def read_sample(loaded: LoadedModel, sample: Sample, layers: Sequence[int]) -> E
     return example(sample, readings, VIEWS)
 
 
+def read_or_kept(loaded: LoadedModel, sample: Sample, layers: Sequence[int], folder: Path) -> Example:
+    """Return `read_sample`, from the folder if it was read before by this model and layout."""
+    told = (loaded.hash, loaded.tokenizer.chat_template, tuple(layers), WINDOW, OVERLAP, ROWS, VIEWS, sample)
+    path = folder / f"{hashlib.sha256(repr(told).encode()).hexdigest()[:32]}.npz"
+    if path.is_file():
+        with np.load(path, allow_pickle=False) as kept:
+            count = int(kept["windows"])
+            return Example(
+                sample,
+                tuple(kept[f"features{n}"] for n in range(count)),
+                tuple(kept[f"allowed{n}"] for n in range(count)),
+                kept["head_odds"],
+                float(kept["tokens"]),
+                float(kept["mass"]),
+                kept["place"],
+            )
+    found = read_sample(loaded, sample, layers)
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays: dict[str, Any] = {f"features{n}": window for n, window in enumerate(found.windows)}
+    arrays |= {f"allowed{n}": allowed for n, allowed in enumerate(found.allowed)}
+    part = path.with_suffix(f".{os.getpid()}.part")
+    with part.open("wb") as file:
+        np.savez(
+            file,
+            windows=np.array(len(found.windows)),
+            head_odds=found.head_odds,
+            tokens=np.array(found.tokens),
+            mass=np.array(found.mass),
+            place=found.place,
+            **arrays,
+        )
+    part.replace(path)
+    return found
+
+
 def calibrate(
     loaded: LoadedModel,
     pairs: Iterable[Sample],
     *,
     layers: Sequence[int] | None = None,
     seed: int = 0,
+    folder: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Calibration:
     """Return a calibration of a model on labelled texts.
 
     loaded: a causal model with a chat template. pairs: texts with and without attacks, best several of every
-    context (`generator.generate`). layers: whose hidden states are read; None: `default_layers`. progress:
-    called with (texts read, of how many).
+    context (`generator.generate`). layers: whose hidden states are read; None: `default_layers`. folder:
+    where what was read is kept, so that a calibration that was broken off goes on; several processes may fill
+    one. progress: called with (texts read, of how many).
 
     A text takes one prefill; about 4,000 texts of SmolLM2 take half an hour on two cores. The same texts,
     model and seed give the same calibration.
@@ -75,7 +115,10 @@ def calibrate(
     samples = list(pairs)
     examples = []
     for number, sample in enumerate(samples):
-        examples.append(read_sample(loaded, sample, kept))
+        if folder is None:
+            examples.append(read_sample(loaded, sample, kept))
+        else:
+            examples.append(read_or_kept(loaded, sample, kept, folder))
         if progress is not None:
             progress(number + 1, len(samples))
     return learned(loaded, examples, kept, seed=seed)

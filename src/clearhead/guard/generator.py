@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from clearhead.errors import ArgumentError
@@ -92,6 +92,37 @@ def compose(parts: Material, *, seed: int = 0) -> list[Sample]:
     return out
 
 
+def crossed(given: Sequence[Sample], *, language: str = "en", seed: int = 0) -> list[Sample]:
+    """Return samples of given texts with the packaged attacks and of the packaged texts with the given ones.
+
+    given: samples of one or several sets. Their contexts are the texts of the family "plain", their attacks
+    what stands between start and end. From every context come three attacked texts and one with an imperative
+    for people, with the attacks of both sides drawn alike.
+    """
+    parts = packaged(language)
+    attacks: dict[str, list[str]] = {family: list(texts) for family, texts in parts.attacks.items()}
+    contexts = list(parts.contexts)
+    seen: set[str] = set()
+    for sample in given:
+        if sample.attacked and sample.position != "whole":
+            text = sample.text[sample.start : sample.end]
+            if text not in attacks.setdefault(sample.family, []):
+                attacks[sample.family].append(text)
+        elif sample.family == "plain" and sample.context not in seen:
+            seen.add(sample.context)
+            contexts.append(
+                {"id": sample.context, "kind": sample.kind, "text": sample.text, "as": sample.instruction}
+            )
+    whole = replace(parts, attacks=attacks, source="crossed")
+    rng = random.Random(f"{seed} crossed {language}")
+    draw = _Draw(whole, rng)
+    out: list[Sample] = []
+    for context in contexts:
+        made = _of_context(context, whole, draw, rng)
+        out += [s for s in made if s.attacked or s.family == "imperative"]
+    return out
+
+
 class _Draw:
     """Draw inserts evenly: every family and every text comes once before any comes again."""
 
@@ -125,7 +156,8 @@ def _instruction(task: str, parts: Material, rng: random.Random) -> str:
 
 def _of_context(context: Mapping[str, Any], parts: Material, draw: _Draw, rng: random.Random) -> list[Sample]:
     kind, text = context["kind"], context["text"]
-    instruction = _instruction(rng.choice(context["tasks"]), parts, rng)
+    own = context.get("as")  # the instruction that a context came with
+    instruction = own or _instruction(rng.choice(context["tasks"]), parts, rng)
 
     def sample(text: str, label: str, family: str, position: str = "none", at: Any = None) -> Sample:
         start, end = at or (None, None)

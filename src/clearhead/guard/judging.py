@@ -11,7 +11,7 @@ from clearhead.guard.calibration import Baseline, Calibration
 from clearhead.guard.features import FLOOR, Reading
 from clearhead.guard.finding import Finding, HeadMove, SourceFinding, Span, Thresholds
 from clearhead.guard.layout import Texts
-from clearhead.guard.readout import CLASSES, Floats, Readout, features, pooled
+from clearhead.guard.readout import CLASSES, Floats, Readout, features
 
 SPANS, HEADS = 5, 8
 """How many spans and heads a finding names at most."""
@@ -52,17 +52,17 @@ def judge(
     readout, calibration = reader.readout, reader.calibration
     odds: dict[int, float] = {}
     where: dict[int, tuple[int, int]] = {}
-    window_odds: list[float] = []
+    window_odds: list[Floats] = []
     logits: list[Floats] = []
     for number, (spans, reading) in enumerate(readings):
         x = features(reading, readout.views)
         logits.append(readout.span_logits(x))
         found = readout.span_odds(x)
-        window_odds.append(pooled(found))
+        window_odds.append(found)
         for place, (span, value) in enumerate(zip(spans, found, strict=True)):
             if span not in odds or value > odds[span]:
                 odds[span], where[span] = float(value), (number, place)
-    score = sigmoid(readout.slope * pooled(window_odds) + readout.offset)
+    score = sigmoid(readout.odds(window_odds))
     ranked = sorted(odds, key=lambda span: -odds[span])
     best_window, best_place = where[ranked[0]]
     reading = readings[best_window][1]
@@ -82,7 +82,7 @@ def judge(
         thresholds=reader.thresholds,
         preset=reader.preset,
         spans=tuple(
-            _span(texts, span, odds[span], readings[where[span][0]][1], where[span][1], readout)
+            _span(texts, span, odds[span], readings[where[span][0]][1], where[span][1])
             for span in ranked[:SPANS]
         ),
         heads=moved_heads(reading, calibration.baseline, reader.loaded),
@@ -155,7 +155,7 @@ def _classes(logits: Floats) -> dict[str, float]:
     return {name: float(p) for name, p in zip(CLASSES, z / z.sum(), strict=True)}
 
 
-def _span(texts: Texts, number: int, odds: float, reading: Reading, place: int, readout: Readout) -> Span:
+def _span(texts: Texts, number: int, odds: float, reading: Reading, place: int) -> Span:
     source, start, end = texts.spans[number]
     text = texts.texts[source]
     average = reading.spans[-1].mean(1)  # over heads
@@ -197,7 +197,7 @@ def _sources(
         seen = [i for i in own if i in odds]
         whole = sum(texts.spans[i].end - texts.spans[i].start for i in own)
         share = sum(texts.spans[i].end - texts.spans[i].start for i in seen) / whole if whole else 1.0
-        score = sigmoid(readout.slope * pooled([odds[i] for i in seen]) + readout.offset) if seen else 0.0
+        score = sigmoid(readout.odds([np.array([odds[i] for i in seen], np.float32)])) if seen else 0.0
         best = max(mass.get(number, [(0.0, 0.0)]))
         usual = np.exp(baseline.mass[0] + baseline.mass[1] * np.log(max(1.0, best[1]))) if best[1] else 0.0
         out.append(

@@ -16,7 +16,7 @@ from clearhead.guard.logistic import Logistic, fit
 from clearhead.guard.readout import Floats, Readout, features, pooled
 from clearhead.guard.samples import Sample
 
-C = 0.01
+C = 0.005
 """Inverse strength of the L2 penalty, on standardised features."""
 
 FOLDS = 4
@@ -219,5 +219,5 @@ def _text_odds(model: Logistic, e: Example, chosen: NDArray[np.int64]) -> float:
     found = []
     for window in e.windows:
         z = model.logits(window[:, chosen].astype(np.float32))
-        found.append(pooled(z[:, 2] - np.logaddexp(z[:, 0], z[:, 1])))
+        found.append(z[:, 2] - np.logaddexp(z[:, 0], z[:, 1]))
     return pooled(found)

@@ -1,9 +1,9 @@
 """From what a pass says about the spans to probabilities: none, a benign imperative, an attack.
 
 A span's features go through one multinomial logistic regression with three classes, so that an imperative
-meant for people is learned as such (after Wang et al. 2026, AlignSentinel). A window is judged by its spans:
-if at most one of them holds an attack, the odds for the window are the average of the spans' odds; how much
-of that to believe is fitted on texts that the regression had not seen.
+meant for people is learned as such (after Wang et al. 2026, AlignSentinel). A text is judged by its strongest
+span; averages over the spans, their sum and what the others say did not help. A text of several windows has
+more chances to look suspicious somewhere: its odds are divided by their number.
 """
 
 from __future__ import annotations
@@ -84,13 +84,11 @@ class Readout:
         out: Floats = z[:, 1] - np.logaddexp(0, z[:, 0])
         return out
 
-    def odds(self, spans: Sequence[Floats]) -> float:
+    def odds(self, windows: Sequence[Floats]) -> float:
         """Return the calibrated log odds of a text from its windows' span odds, (S,) each."""
-        return self.slope * pooled([pooled(odds) for odds in spans]) + self.offset
+        return self.slope * pooled(windows) + self.offset
 
 
-def pooled(odds: Sequence[float] | Floats) -> float:
-    """Return the log of the mean of odds given as logs: of one event among equally likely places."""
-    values = np.asarray(odds, np.float64)
-    top = values.max()
-    return float(top + np.log(np.exp(values - top).mean()))
+def pooled(windows: Sequence[Floats]) -> float:
+    """Return the log odds of the strongest span of all windows, divided by how many windows there are."""
+    return float(max(odds.max() for odds in windows) - np.log(len(windows)))
