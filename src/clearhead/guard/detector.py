@@ -6,28 +6,21 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
-from clearhead.errors import ArgumentError, GuardError
+from clearhead.errors import ArgumentError
 from clearhead.guard.calibration import PRESETS, Calibration, read_calibration, shipped
 from clearhead.guard.confirming import confirm_span
 from clearhead.guard.features import Reading, check_causal, read_window
 from clearhead.guard.finding import Finding, Thresholds
+from clearhead.guard.focus import FocusDetector
 from clearhead.guard.judging import Judged, judge, unread
 from clearhead.guard.layout import Texts, cut, lay, windows
 from clearhead.guard.messages import split_messages
 from clearhead.guard.plain import made_plain
 from clearhead.guard.readout import ROWS, VIEWS, Readout, check_views
+from clearhead.guard.scannable import Sources, checked
 from clearhead.models.loading import LoadedModel, load
-from clearhead.models.prompt import Segment
-
-LARGEST = 5_000_000
-"""Characters of all sources together that one scan takes; more is an error, not a cut."""
-
-NO_INSTRUCTION = "Answer the user's question about this text."
-"""What the texts are laid out with where nobody said what they are for."""
-
-Sources = str | Mapping[str, str] | Sequence[Segment]
 
 
 class InjectionDetector:
@@ -70,6 +63,22 @@ class InjectionDetector:
         self.thresholds: Thresholds = calibration.thresholds[key][preset]
         self.views = self.readout.views
 
+    @overload
+    @classmethod
+    def load(
+        cls,
+        model: str | LoadedModel = ...,
+        *,
+        calibration: str | Path | Calibration | None = ...,
+        preset: str = ...,
+        views: Sequence[str] = ...,
+        method: Literal["readout"] = ...,
+    ) -> InjectionDetector: ...
+
+    @overload
+    @classmethod
+    def load(cls, model: str | LoadedModel = ..., *, method: Literal["focus"]) -> FocusDetector: ...
+
     @classmethod
     def load(
         cls,
@@ -78,13 +87,19 @@ class InjectionDetector:
         calibration: str | Path | Calibration | None = None,
         preset: str = "fpr_5",
         views: Sequence[str] = VIEWS,
-    ) -> InjectionDetector:
+        method: str = "readout",
+    ) -> InjectionDetector | FocusDetector:
         """Return a detector.
 
         model: a name as `clearhead.load` takes it, or a loaded model. calibration: a file or a calibration;
-        None: the one in the package for that name. Raises as the class does, and as `load` does.
+        None: the one in the package for that name. method: "readout", or "focus" for a `FocusDetector`, which
+        has no calibration, presets or views. Raises as the class does, and as `load` does.
         """
+        if method not in ("readout", "focus"):
+            raise ArgumentError(f"method must be readout or focus, got {method!r}")
         loaded = load(model) if isinstance(model, str) else model
+        if method == "focus":
+            return FocusDetector(loaded)
         if calibration is None:
             calibration = shipped(loaded.name)
         elif not isinstance(calibration, Calibration):
@@ -114,7 +129,7 @@ class InjectionDetector:
         with a note.
         """
         start = time.perf_counter()
-        instruction, named = _checked(instruction, sources)
+        instruction, named = checked(instruction, sources)
         if deadline is not None and not deadline > 0:
             raise ArgumentError(f"deadline must be positive seconds, got {deadline!r}")
         plain = made_plain(named)
@@ -160,42 +175,3 @@ class InjectionDetector:
         window = windows(texts, self.calibration.window, self.calibration.overlap)[judged.window]
         laid = lay(instruction, texts, window, self.loaded.tokenizer)
         return confirm_span(self.loaded.model, laid, judged.place, finding.spans[0])
-
-
-def _checked(instruction: str | None, sources: Sources) -> tuple[str, list[tuple[str, str]]]:
-    if instruction is None:
-        instruction = NO_INSTRUCTION
-    if not isinstance(instruction, str):
-        raise ArgumentError(f"instruction must be a str or None, got {type(instruction).__name__}")
-    if not instruction.strip():
-        raise GuardError(
-            "instruction must say what the text is for, got an empty text; None stands for "
-            f"{NO_INSTRUCTION!r}"
-        )
-    if isinstance(sources, str):
-        named = [("text", sources)]
-    elif isinstance(sources, Mapping):
-        named = list(sources.items())
-    elif isinstance(sources, Sequence) and all(isinstance(s, Segment) for s in sources):
-        segments = [s for s in sources if isinstance(s, Segment)]
-        named = [(s.name, s.text) for s in segments if not s.trusted]
-    else:
-        raise ArgumentError(
-            f"sources must be a str, a mapping of names to texts, or segments, got {type(sources).__name__}"
-        )
-    for name, text in named:
-        if not isinstance(name, str) or not isinstance(text, str):
-            raise ArgumentError(
-                f"sources must map str to str, got {type(name).__name__} to {type(text).__name__}"
-            )
-    size = sum(len(text) for _, text in named)
-    if size > LARGEST:
-        raise GuardError(
-            f"sources have {size:,} characters together, at most {LARGEST:,} are scanned at once: scan parts"
-        )
-    broken = next((name for name, text in named if any("\ud800" <= c <= "\udfff" for c in text)), None)
-    if broken is not None:
-        raise GuardError(
-            f"source {broken!r} holds half a character (a lone surrogate), which no tokenizer reads"
-        )
-    return instruction, named

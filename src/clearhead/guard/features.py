@@ -7,8 +7,8 @@ and, if asked for, the residual stream of a few layers, averaged over a span's t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from clearhead.errors import ModelError
+from clearhead.errors import GuardError, ModelError
 from clearhead.guard.layout import Laid
 from clearhead.models.fit import check_one_sided, read
 from clearhead.models.prompt import check_length
 from clearhead.observables import SegmentMass
 from clearhead.segments import Segments
 from clearhead.trace.observe import observe
+from clearhead.trace.trace import Trace
 
 Floats = NDArray[np.float32]
 
@@ -40,8 +41,7 @@ class Reading:
     instruction (R, H): mass on the instruction, of each of the R rows that were looked at, the last token's
     last. spans (R, S, H): mass on each span. sizes (S,): tokens of each span. hidden (K, S, D): residual
     stream after each of the K layers, mean over the span's tokens. task (K, D): the same of the instruction's
-    tokens. last (K, D): of the last token. logits (V,): of the next token. tokens, instruction_tokens: of
-    the prompt and of the instruction in it.
+    tokens. tokens: of the prompt.
     """
 
     instruction: Floats
@@ -49,10 +49,7 @@ class Reading:
     sizes: Floats
     hidden: Floats
     task: Floats
-    last: Floats
     tokens: int
-    instruction_tokens: int
-    logits: Tensor
 
 
 def read_window(model: Any, laid: Laid, *, rows: int = 1, layers: Sequence[int] = ()) -> Reading:
@@ -65,46 +62,100 @@ def read_window(model: Any, laid: Laid, *, rows: int = 1, layers: Sequence[int] 
     PromptError for a window longer than the model's positions.
     """
     check_causal(model)
-    n = len(laid.prompt)
-    check_length(n, model.config)
-    owners = span_of_token(laid)
-    segments = Segments(owners, [str(i) for i in range(_FIRST + len(laid.spans))])
-    asked = SegmentMass(segments, rows=list(range(n - min(rows, n), n)))
-    with (
-        torch.inference_mode(),
-        kept_states(model, layers) as states,
-        observe(model, segments, asked) as trace,
-    ):
-        output = read(model, laid.prompt, logits_to_keep=1)
-    mass = torch.as_tensor(trace.stream().mass).float()  # (layers, heads, R, S + 2)
-    by_row = mass.flatten(0, 1).permute(1, 2, 0).numpy()
-    return summed(by_row, owners, [states[k] for k in layers], output.logits[0, -1].float(), laid)
+    check_length(len(laid.prompt), model.config)
+    with torch.inference_mode(), Watched(model, laid, rows=rows, layers=layers) as watched:
+        read(model, laid.prompt, logits_to_keep=1)
+    return watched.reading()
 
 
-def summed(by_row: Floats, owners: Tensor, states: Sequence[Tensor], logits: Tensor, laid: Laid) -> Reading:
-    """Put a reading together. by_row: (R, S + 2, H) masses. states: per layer (n, D)."""
-    S, n = len(laid.spans), len(owners)
-    counts = torch.bincount(owners, minlength=_FIRST + S).float()
-    means = []
-    for state in states:
-        total = torch.zeros(_FIRST + S, state.shape[-1])
-        total.index_add_(0, owners, state.float())
-        means.append((total / counts.clamp_min(1)[:, None])[_INSTRUCTION:])
-    width = states[0].shape[-1] if states else 0
-    mean = torch.stack(means).numpy() if means else np.zeros((0, 1 + S, width), np.float32)
-    return Reading(
-        instruction=np.ascontiguousarray(by_row[:, _INSTRUCTION]),
-        spans=np.ascontiguousarray(by_row[:, _FIRST:]),
-        sizes=counts[_FIRST:].numpy(),
-        hidden=mean[:, 1:],
-        task=mean[:, 0],
-        last=torch.stack([s[-1].float() for s in states]).numpy()
-        if states
-        else np.zeros((0, width), np.float32),
-        tokens=n,
-        instruction_tokens=int(counts[_INSTRUCTION]),
-        logits=logits,
-    )
+class Watched:
+    """A context in which a model reads a prompt, in one call or several, and its spans are watched.
+
+    Arguments as in `read_window`. Ask `complete` whether the whole prompt has been read, then `reading`.
+    """
+
+    def __init__(self, model: Any, laid: Laid, *, rows: int = 1, layers: Sequence[int] = ()) -> None:
+        self._model, self._laid, self._layers = model, laid, tuple(layers)
+        self._owners = span_of_token(laid)
+        n = self._n = len(self._owners)
+        self._asked = SegmentMass(
+            Segments(self._owners, [str(i) for i in range(_FIRST + len(laid.spans))]),
+            rows=list(range(n - min(rows, n), n)),
+        )
+        self._sums: dict[int, Tensor] = {}
+        self._seen: dict[int, int] = {}
+        self._stack = ExitStack()
+        self._trace: Trace | None = None
+
+    def __enter__(self) -> Watched:
+        with ExitStack() as stack:
+            blocks = decoder_blocks(self._model)
+            for k in self._layers:
+                if not 0 <= k < len(blocks):
+                    raise ModelError(f"layer must be 0 to {len(blocks) - 1} in this model, got {k}")
+                handle = blocks[k].register_forward_hook(self._keep(k))
+                stack.callback(handle.remove)
+            last = blocks[-1].register_forward_hook(self._count)
+            stack.callback(last.remove)
+            segments = self._asked.membership.segments
+            self._trace = stack.enter_context(observe(self._model, segments, self._asked))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop watching; what was seen is kept."""
+        self._stack.close()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole prompt has been read."""
+        return self._seen.get(-1, 0) >= self._n
+
+    def reading(self) -> Reading:
+        """Return what was seen. Raises GuardError before the whole prompt has been read."""
+        if self._trace is None or not self.complete:
+            raise GuardError(
+                f"the model has read {self._seen.get(-1, 0)} of the prompt's {self._n} tokens: there is "
+                "nothing to judge yet"
+            )
+        mass = torch.as_tensor(self._trace.stream().mass).float()  # (layers, heads, R, S + 2)
+        by_row = mass.flatten(0, 1).permute(1, 2, 0).cpu().numpy()
+        counts = torch.bincount(self._owners, minlength=_FIRST + len(self._laid.spans)).float()
+        means = [self._sums[k] / counts.clamp_min(1)[:, None] for k in self._layers]
+        states = torch.stack(means).numpy() if means else np.zeros((0, len(counts), 0), np.float32)
+        return Reading(
+            instruction=np.ascontiguousarray(by_row[:, _INSTRUCTION]),
+            spans=np.ascontiguousarray(by_row[:, _FIRST:]),
+            sizes=counts[_FIRST:].numpy(),
+            hidden=states[:, _FIRST:],
+            task=states[:, _INSTRUCTION],
+            tokens=self._n,
+        )
+
+    def _keep(self, layer: int) -> Any:
+        def hook(module: nn.Module, arguments: Any, output: Any) -> None:
+            state = (output[0] if isinstance(output, tuple) else output).detach()
+            at, stop = self._place(layer, state)
+            if stop > at:
+                if layer not in self._sums:
+                    self._sums[layer] = torch.zeros(_FIRST + len(self._laid.spans), state.shape[-1])
+                self._sums[layer].index_add_(0, self._owners[at:stop], state[0, : stop - at].float().cpu())
+
+        return hook
+
+    def _count(self, module: nn.Module, arguments: Any, output: Any) -> None:
+        self._place(-1, output[0] if isinstance(output, tuple) else output)
+
+    def _place(self, key: int, state: Tensor) -> tuple[int, int]:
+        """Which of the prompt's tokens these states are."""
+        if state.shape[0] != 1:
+            raise GuardError(f"one prompt is watched at a time, got a batch of {state.shape[0]}")
+        at = self._seen.get(key, 0)
+        self._seen[key] = at + state.shape[1]
+        return min(at, self._n), min(at + state.shape[1], self._n)
 
 
 def span_of_token(laid: Laid) -> Tensor:
@@ -139,32 +190,6 @@ def check_causal(model: Any) -> None:
             f"the guard needs a causal language model, one that writes an answer; {type(model).__name__} "
             "does not"
         )
-
-
-@contextmanager
-def kept_states(model: Any, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
-    """Keep the residual stream after some layers of the first item, (n, D) each, while the context is open.
-
-    Raises ModelError for layers that the model does not have.
-    """
-    blocks = decoder_blocks(model)
-    wrong = [k for k in layers if not 0 <= k < len(blocks)]
-    if wrong:
-        raise ModelError(f"layer must be 0 to {len(blocks) - 1} in this model, got {wrong[0]}")
-    kept: dict[int, Tensor] = {}
-
-    def keep(number: int) -> Any:
-        def hook(module: nn.Module, arguments: Any, output: Any) -> None:
-            kept[number] = (output[0] if isinstance(output, tuple) else output)[0].detach()
-
-        return hook
-
-    handles = [blocks[k].register_forward_hook(keep(k)) for k in layers]
-    try:
-        yield kept
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def decoder_blocks(model: Any) -> nn.ModuleList:

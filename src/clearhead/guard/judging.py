@@ -47,7 +47,8 @@ def judge(
 ) -> Judged:
     """Judge texts by the readings of their windows.
 
-    readings: per window the numbers of its spans and what was read. late: not all windows were read.
+    readings: per window the numbers of its spans and what was read. late: not all windows were read. A window
+    that is longer than those of the calibration counts as several.
     """
     readout, calibration = reader.readout, reader.calibration
     odds: dict[int, float] = {}
@@ -62,7 +63,8 @@ def judge(
         for place, (span, value) in enumerate(zip(spans, found, strict=True)):
             if span not in odds or value > odds[span]:
                 odds[span], where[span] = float(value), (number, place)
-    score = sigmoid(readout.odds(window_odds))
+    longer = [max(1.0, float(r.sizes.sum()) / calibration.window) for _, r in readings]
+    score = sigmoid(readout.odds(window_odds, sum(longer)))
     ranked = sorted(odds, key=lambda span: -odds[span])
     best_window, best_place = where[ranked[0]]
     reading = readings[best_window][1]
@@ -197,7 +199,7 @@ def _sources(
         seen = [i for i in own if i in odds]
         whole = sum(texts.spans[i].end - texts.spans[i].start for i in own)
         share = sum(texts.spans[i].end - texts.spans[i].start for i in seen) / whole if whole else 1.0
-        score = sigmoid(readout.odds([np.array([odds[i] for i in seen], np.float32)])) if seen else 0.0
+        score = sigmoid(readout.odds([np.array([odds[i] for i in seen], np.float32)], 1.0)) if seen else 0.0
         best = max(mass.get(number, [(0.0, 0.0)]))
         usual = np.exp(baseline.mass[0] + baseline.mass[1] * np.log(max(1.0, best[1]))) if best[1] else 0.0
         out.append(

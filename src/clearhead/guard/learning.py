@@ -220,4 +220,4 @@ def _text_odds(model: Logistic, e: Example, chosen: NDArray[np.int64]) -> float:
     for window in e.windows:
         z = model.logits(window[:, chosen].astype(np.float32))
         found.append(z[:, 2] - np.logaddexp(z[:, 0], z[:, 1]))
-    return pooled(found)
+    return pooled(found, len(found))

@@ -84,11 +84,14 @@ class Readout:
         out: Floats = z[:, 1] - np.logaddexp(0, z[:, 0])
         return out
 
-    def odds(self, windows: Sequence[Floats]) -> float:
-        """Return the calibrated log odds of a text from its windows' span odds, (S,) each."""
-        return self.slope * pooled(windows) + self.offset
+    def odds(self, windows: Sequence[Floats], number: float) -> float:
+        """Return the calibrated log odds of a text from its windows' span odds, (S,) each.
+
+        number: how many windows of the calibration's length they are.
+        """
+        return self.slope * pooled(windows, number) + self.offset
 
 
-def pooled(windows: Sequence[Floats]) -> float:
-    """Return the log odds of the strongest span of all windows, divided by how many windows there are."""
-    return float(max(odds.max() for odds in windows) - np.log(len(windows)))
+def pooled(windows: Sequence[Floats], number: float) -> float:
+    """Return the log odds of the strongest span, divided by the number of windows."""
+    return float(max(odds.max() for odds in windows) - np.log(number))
