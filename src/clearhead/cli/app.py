@@ -12,6 +12,7 @@ from clearhead.cli.claims import claims
 from clearhead.cli.demo import demo
 from clearhead.cli.doctor import doctor
 from clearhead.cli.generate import generate
+from clearhead.cli.guard import guard
 from clearhead.cli.look import look
 from clearhead.cli.scan import scan
 from clearhead.cli.steps import steps
@@ -64,5 +65,6 @@ app.command(
     epilog="Example: clearhead stream novel.txt --window 512 --seed 1",
 )(stream)
 app.command(short_help="One web page, plain and with a planted instruction, side by side.")(demo)
+app.add_typer(guard, name="guard")
 app.add_typer(claims, name="claims")
 app.command(short_help="What attention runs on here, and what is wrong with it.")(doctor)

@@ -90,7 +90,7 @@ class Keywords:
 
 
 class Tfidf:
-    """TF-IDF of the text's n-grams, hashed, with an L2 logistic regression (C = 1, classes balanced).
+    """TF-IDF of the text's n-grams, hashed, with an L2 logistic regression (C = 10, classes balanced).
 
     by: "word" (1 and 2 words) or "char" (3 to 5 characters within words). Counts are made once; the weights
     of rare n-grams are learned from the texts to learn from only.
@@ -130,7 +130,7 @@ class Tfidf:
 
         model = make_pipeline(
             TfidfTransformer(sublinear_tf=True),
-            LogisticRegression(C=1.0, class_weight="balanced", max_iter=300, solver="liblinear"),
+            LogisticRegression(C=10.0, class_weight="balanced", max_iter=300, solver="liblinear"),
         )
         model.fit(self.counts[train], self.y[train])
         return lambda test: np.asarray(model.predict_proba(self.counts[test])[:, 1], np.float64)

@@ -1,4 +1,4 @@
-"""Learners judged on what they were not fitted to: sets left out, families left out, and a random split beside."""
+"""Learners judged on what they were not fitted to: sets and attack families left out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from clearhead.errors import ArgumentError
 from clearhead.guard.evaluate.baselines import Learner
 from clearhead.guard.evaluate.figures import Figure, contexts, estimate, figures, labels
-from clearhead.guard.evaluate.metrics import Floats, auroc_interval
+from clearhead.guard.evaluate.metrics import Bools, Floats, auroc_interval
 from clearhead.guard.evaluate.scanning import Scored, Tell
 from clearhead.guard.evaluate.splits import (
     Indices,
@@ -20,6 +20,9 @@ from clearhead.guard.evaluate.splits import (
     leave_one_set_out,
 )  # fmt: skip
 from clearhead.guard.samples import Sample
+
+Curve = tuple[Floats, Bools]
+"""Scores (n,) and labels (n,)."""
 
 CARRIED = {"fpr_5": 0.05, "fpr_1": 0.01}
 """Thresholds that are fixed on out-of-fold benign texts of the learning side and carried over."""
@@ -55,7 +58,7 @@ def judged(
 
 
 def _thresholds(learner: Learner, samples: Sequence[Sample], train: Indices) -> dict[str, float]:
-    """The score that 5% and 1% of the learning side's benign texts reach, each scored by what did not see it."""
+    """What 5% and 1% of the learning side's benign texts reach, each scored by what did not see it."""
     own = [samples[i] for i in train]
     benign: list[Floats] = []
     for split in folds(own, 3):
@@ -80,14 +83,18 @@ def sets_left_out(
     resamples: int,
     seed: int = 0,
     tell: Tell | None = None,
-) -> list[Figure]:
-    """Return per set and learner the figures on a set that nothing was learned from."""
-    out = []
+) -> tuple[list[Figure], dict[str, Curve]]:
+    """Return per set and learner the figures on a set that nothing was learned from.
+
+    Also, by learner, the scores and labels of all sets together.
+    """
+    rows: list[Figure] = []
+    curves: dict[str, list[Curve]] = {}
     for name in sets:
         splits = leave_one_set_out(samples, [name])
         if not splits:
             reason = "the other sets hold one class only, or nothing: add --generator or another --set"
-            out.append({"set": name, "reason": reason})
+            rows.append({"set": name, "reason": reason})
             continue
         for learner in learners:
             index, scored, alarms = judged(learner, samples, splits, carry=learner.learns, tell=tell)
@@ -100,8 +107,13 @@ def sets_left_out(
                 )["presets"][preset]
                 for preset, alarm in alarms.items()
             }  # fmt: skip
-            out.append(_row(learner, name, splits, found))
-    return out
+            rows.append(_row(learner, name, splits, found))
+            curves.setdefault(learner.name, []).append((scored.scores, labels(part)))
+    joined = {
+        name: (np.concatenate([s for s, _ in parts]), np.concatenate([y for _, y in parts]))
+        for name, parts in curves.items()
+    }
+    return rows, joined
 
 
 def families_left_out(
@@ -113,13 +125,17 @@ def families_left_out(
     seed: int = 0,
     tell: Tell | None = None,
 ) -> list[Figure]:
-    """Return per learner the figures over all families of the sets, each judged by what never saw it."""
+    """Return per learner the figures over all families of the sets, each judged by what never saw it.
+
+    A benign text, which is judged with every family of its context, counts once, with its mean score.
+    """
     out = []
     splits = leave_one_family_out(samples, sets)
     for learner in learners if splits else ():
         index, scored, _ = judged(learner, samples, splits, tell=tell)
-        part = [samples[i] for i in index]
-        row = _row(learner, "", splits, figures(scored, part, resamples=resamples, seed=seed))
+        once, mean = _averaged(index, scored)
+        part = [samples[i] for i in once]
+        row = _row(learner, "", splits, figures(mean, part, resamples=resamples, seed=seed))
         row["families"] = [
             {
                 "family": split.name,
@@ -132,7 +148,7 @@ def families_left_out(
     return out
 
 
-def randomly_split(
+def attacks_known(
     learners: Sequence[Learner],
     samples: Sequence[Sample],
     sets: Sequence[str],
@@ -141,12 +157,12 @@ def randomly_split(
     seed: int = 0,
     tell: Tell | None = None,
 ) -> list[Figure]:
-    """Return per learner the figures of a random split of the same texts: what flatters."""
+    """Return per learner the figures of five folds by context, attack texts on both sides: what flatters."""
     own = [i for i, s in enumerate(samples) if s.source in set(sets)]
     part = [samples[i] for i in own]
     splits = [
         split._replace(train=np.array(own)[split.train], test=np.array(own)[split.test])
-        for split in folds(part, 5, seed, by_context=False)
+        for split in folds(part, 5, seed)
     ]
     out = []
     for learner in learners if splits else ():
@@ -154,6 +170,12 @@ def randomly_split(
         found = figures(scored, [samples[i] for i in index], resamples=resamples, seed=seed)
         out.append(_row(learner, "", splits, found))
     return out
+
+
+def _averaged(index: Indices, scored: Scored) -> tuple[Indices, Scored]:
+    once, own = np.unique(index, return_inverse=True)
+    mean = np.bincount(own, weights=scored.scores) / np.bincount(own)
+    return once, Scored(scored.name, scored.about, mean, np.zeros(len(once), bool))
 
 
 def _places(splits: Sequence[Split]) -> list[Any]:

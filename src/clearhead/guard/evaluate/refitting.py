@@ -1,4 +1,4 @@
-"""The detector's own read-out, fitted anew without the texts that are judged; what was read is kept on disk."""
+"""The detector's own read-out, fitted anew without what is judged; what was read is kept on disk."""
 
 from __future__ import annotations
 

@@ -77,9 +77,9 @@ def leave_one_family_out(samples: Sequence[Sample], judged: Iterable[str] | None
     return [split for split in out if _usable(split, samples)]
 
 
-def folds(samples: Sequence[Sample], k: int = 5, seed: int = 0, *, by_context: bool = True) -> list[Split]:
-    """Return k splits, by whole contexts or, to show how that flatters, by single texts."""
-    keys = [s.context if by_context else str(i) for i, s in enumerate(samples)]
+def folds(samples: Sequence[Sample], k: int = 5, seed: int = 0) -> list[Split]:
+    """Return k splits by whole contexts; the texts of attacks and benign lines are on both sides."""
+    keys = [f"{s.source}\0{s.context}" for s in samples]
     names = sorted(set(keys))
     random.Random(seed).shuffle(names)
     fold = {name: number % k for number, name in enumerate(names)}
