@@ -7,6 +7,8 @@ TORCH := torch==2.13.0
 BUILD := build/core
 # The same core under address and undefined-behaviour sanitizers.
 SANITIZED := build/sanitize
+# Packages that pin other releases of what clearhead needs: an environment of their own on top of $(VENV).
+BESIDE := build/integrations
 CMAKE := PATH="$(abspath $(BIN)):$$PATH" cmake
 CONFIGURE := -S . -G Ninja -DCLEARHEAD_TESTS=ON -DPython_EXECUTABLE=$(abspath $(BIN))/python
 # How many random cases `core_fuzz` tries in `make test` and `make sanitize`.
@@ -21,7 +23,7 @@ define core_tests
 		$(CMAKE) --build $(1) --target core_tests core_fuzz && $(1)/csrc/tests/core_tests && $(1)/csrc/tests/core_fuzz --count $(2); fi
 endef
 
-.PHONY: help setup core demo test coretest sanitize lint docs bench bench-full clean
+.PHONY: help setup core demo test coretest sanitize integrations lint docs bench bench-full clean
 .DEFAULT_GOAL := help
 
 help:  ## show these lines
@@ -66,6 +68,13 @@ sanitize: setup  ## the C++ tests and those of the backend `cpu`, under address 
 	@ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libstdc++.so.6)" \
 		$(BIN)/python tests/with_core.py $(SANITIZED) -q -p no:cacheprovider tests/backends tests/test_core_face.py \
 		-k "(cpu or core_face) and not scratch and not ctrl_c"
+
+integrations: setup  ## the llm-guard scanners against llm-guard itself, in an environment of its own
+	test -x $(BESIDE)/bin/python || $(BIN)/python -m venv $(BESIDE)
+	$(BIN)/python -c 'import sysconfig as s; print("import site; site.addsitedir(%r)" % s.get_path("purelib"))' \
+		> "$$($(BESIDE)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/clearhead.pth"
+	$(BESIDE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/integrations/llm_guard.txt
+	$(BESIDE)/bin/python -m pytest tests/integrations/test_llm_guard.py
 
 lint: setup  ## ruff, mypy and the import contracts
 	$(BIN)/ruff check .

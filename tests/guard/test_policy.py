@@ -99,6 +99,20 @@ def test_a_late_text_is_unjudged_and_is_there_the_next_time(decide: Any, on_erro
     assert len(fake.seen) == 1
 
 
+def test_a_scanner_that_takes_a_deadline_is_given_less_than_is_left(decide: Any) -> None:
+    class Timed(Fake):
+        def scan(self, instruction: str | None, sources: Any, *, deadline: float | None = None) -> Any:
+            given.append(deadline)
+            return super().scan(instruction, sources)
+
+    given: list[float | None] = []
+    decide(guarded(Timed(), deadline=5.0), ASK, PLAIN)
+    decide(guarded(Timed()), ASK, PLAIN)
+    assert given[0] is not None
+    assert 3.0 < given[0] <= 4.0
+    assert given[1] is None
+
+
 def test_a_timeout_that_the_scanner_raises_is_its_error_and_not_ours(decide: Any) -> None:
     fake = Fake()
     fake.error = TimeoutError()
@@ -186,6 +200,13 @@ def test_allowed_sources_and_texts_pass_unscanned_and_it_is_said() -> None:
     )
     assert guard.decide(ASK, PLANTED + " ").action == "refuse"
     assert guard.decide(ASK, {"handbook": ATTACK}).finding.verdict == "allow"
+
+
+def test_a_text_that_nobody_asked_anything_of_is_judged_and_it_is_said() -> None:
+    fake = Fake()
+    decision = guarded(fake).decide(" ", PLANTED)
+    assert (decision.action, fake.seen[0][0]) == ("refuse", None)
+    assert "nobody said what the texts are for" in decision.finding.notes
 
 
 def test_only_the_source_that_pulled_is_cut() -> None:

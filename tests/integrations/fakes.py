@@ -19,12 +19,12 @@ class Fake:
 
     def __init__(self, id: str = "fake-1") -> None:  # noqa: A002
         self.calibration = SimpleNamespace(id=id)
-        self.seen: list[tuple[str, dict[str, str]]] = []
+        self.seen: list[tuple[str | None, dict[str, str]]] = []
         self.error: BaseException | None = None
         self.gate = threading.Event()
         self.gate.set()
 
-    def scan(self, instruction: str, sources: Mapping[str, str]) -> Finding:
+    def scan(self, instruction: str | None, sources: Mapping[str, str]) -> Finding:
         self.seen.append((instruction, dict(sources)))
         assert self.gate.wait(10)
         if self.error is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import time
 from collections.abc import Mapping
@@ -21,6 +22,8 @@ from clearhead.guard.running import Running
 MODES = ("observe", "flag", "redact", "block")
 ON_ERROR = ("open", "closed")
 ACTIONS = ("pass", "redact", "refuse")
+SHARE = 0.8
+"""Of the time that is left when a scan begins, what a scanner that takes a deadline is given."""
 WHOLE = "text"
 """The name of a source that came without one."""
 
@@ -30,11 +33,12 @@ _log = logging.getLogger("clearhead.guard")
 class Scanner(Protocol):
     """What judges: `InjectionDetector`, or anything of that shape.
 
-    If it has an attribute `calibration` with an `id`, a `preset` or a `method`, the cache tells by them.
+    If it has an attribute `calibration` with an `id`, a `preset`, a `method` or `views`, the cache tells by
+    them. If its scan takes a `deadline` in seconds, it is given one, so that it says what it found by then.
     """
 
-    def scan(self, instruction: str, sources: Mapping[str, str]) -> Finding:
-        """Return what pulls away from the instruction in the sources, name → text."""
+    def scan(self, instruction: str | None, sources: Mapping[str, str]) -> Finding:
+        """Return what pulls away from the instruction in the sources, name → text. None: nobody gave one."""
         ...
 
 
@@ -92,7 +96,8 @@ class Guarded:
     "open" passes them on, "closed" refuses them; in mode "observe" they are passed on in any case.
     Neither has a default: both are the host's to decide. Which it was stands in the finding's notes.
     deadline: seconds that a decision may take, waiting included; None: as long as it takes. The scan of a
-    late text goes on in its thread, and what it finds is in the cache for the next time.
+    late text goes on in its thread, up to the scanner's own deadline if it takes one, and what it finds is in
+    the cache for the next time.
     allow: what passes unscanned. cache: how many findings are kept, by hash of instruction, texts and
     calibration id. threads: how many scans run at once. log_text: whether the log may quote the texts.
     Raises ArgumentError for values outside these.
@@ -128,16 +133,17 @@ class Guarded:
         self.marker, self.log_text = marker, log_text
         self.results = Results(cache)
         self._running = Running(threads)
+        self._takes_deadline = "deadline" in inspect.signature(scanner.scan).parameters
 
     def decide(self, instruction: str, sources: str | Mapping[str, str]) -> Decision:
         """Scan texts that came with an instruction, and decide. Blocks until decided; see `adecide`.
 
-        sources: one text, or name → text. Raises ArgumentError for anything else: a mistake of the host is
-        never an "open" error.
+        instruction: what the texts are for, or "" where nobody said. sources: one text, or name → text.
+        Raises ArgumentError for anything else: a mistake of the host is never an "open" error.
         """
         raised: Exception | None
         started, texts = time.perf_counter(), _named(instruction, sources)
-        scanned, notes, task = self._begin(instruction, texts)
+        scanned, notes, task = self._begin(instruction, texts, started)
         if not isinstance(task, Future):
             return self._end(texts, scanned, task, notes, None)
         try:
@@ -152,7 +158,7 @@ class Guarded:
         """The same without blocking the event loop: the scan runs in a thread."""
         raised: Exception | None
         started, texts = time.perf_counter(), _named(instruction, sources)
-        scanned, notes, task = self._begin(instruction, texts)
+        scanned, notes, task = self._begin(instruction, texts, started)
         if not isinstance(task, Future):
             return self._end(texts, scanned, task, notes, None)
         try:
@@ -169,7 +175,7 @@ class Guarded:
         return self._failed(texts, scanned, task, raised, notes, time.perf_counter() - started)
 
     def _begin(
-        self, instruction: str, texts: dict[str, str]
+        self, instruction: str, texts: dict[str, str], started: float
     ) -> tuple[dict[str, str], tuple[str, ...], Finding | Future[Finding]]:
         notes: list[str] = []
         scanned: dict[str, str] = {}
@@ -179,6 +185,8 @@ class Guarded:
                 notes.append(f"source {name!r} was not scanned: {why}")
             else:
                 scanned[name] = text
+        if scanned and not instruction.strip():
+            notes.append("nobody said what the texts are for")
         if not scanned:
             return scanned, tuple(notes), _unscored("allow", "", _calibration(self.scanner))
         told = key(instruction, scanned, _identity(self.scanner))
@@ -187,7 +195,11 @@ class Guarded:
             return scanned, tuple(notes), kept
 
         def scan() -> Finding:
-            finding = self.scanner.scan(instruction, scanned)
+            more: dict[str, Any] = {}
+            if self.deadline is not None and self._takes_deadline:
+                left = self.deadline - (time.perf_counter() - started)
+                more["deadline"] = max(left, 0.01) * SHARE
+            finding = self.scanner.scan(instruction if instruction.strip() else None, scanned, **more)
             self.results.put(told, finding)
             return finding
 
