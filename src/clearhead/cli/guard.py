@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from clearhead.cli.guard_calibrate import calibrate_guard
 
 if TYPE_CHECKING:
     from clearhead.guard.evaluate.loaders import Options
@@ -20,6 +21,12 @@ guard = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+
+guard.command(
+    "calibrate",
+    short_help="Make a calibration for a model of your own.",
+    epilog="Example: clearhead guard calibrate --model ./my-model --pairs own.jsonl --out my-model.json",
+)(calibrate_guard)
 
 METHODS = ("readout", "focus", "none")
 FORMATS = ("md", "json")
@@ -106,6 +113,7 @@ def evaluate_guard(
     """
     import json
 
+    from clearhead.cli.progress import bar
     from clearhead.cli.terminal import write
     from clearhead.errors import ArgumentError
     from clearhead.guard.evaluate.evaluation import evaluate
@@ -130,7 +138,7 @@ def evaluate_guard(
     if generator:
         judged["generator"] = _thin(own, limit, seed)
     wanted = [name for name in methods if name != "none"]
-    with _progress() as tell:
+    with bar() as tell:
         loaded = _loaded(model, tell) if wanted else None
         judges: dict[str, Any] = {}
         for name in wanted:
@@ -210,7 +218,7 @@ def _detector(loaded: LoadedModel, method: str, calibration: Path | None) -> Any
         return InjectionDetector.load(loaded, calibration=calibration)
     from clearhead.guard.focus import FocusDetector
 
-    return FocusDetector.load(loaded)
+    return FocusDetector(loaded)
 
 
 def _refit(loaded: LoadedModel, cache: Path) -> Any:
@@ -253,27 +261,3 @@ def _visible(text: str) -> str:
     from clearhead.cli.terminal import visible
 
     return visible(text)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, float], None]]:
-    """A bar on standard error, where that is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    from clearhead.cli.terminal import cell
-
-    screen = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bars:
-        task = bars.add_task("", total=1.0)
-
-        def tell(step: str, done: float) -> None:
-            bars.update(task, description=cell(step, 60), completed=done)
-
-        yield tell
