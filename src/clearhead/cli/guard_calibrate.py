@@ -84,7 +84,7 @@ def calibrate_guard(
     for views, presets in made.thresholds.items():
         for name, found in presets.items():
             print(
-                f"  {views}, {name}: flag from {found.flag:.3f} ({found.flag_fpr:.1%} of {found.benign} benign "
-                f"texts), block from {found.block:.3f} ({found.block_fpr:.1%})"
+                f"  {views}, {name}: flag from {found.flag:.3f} ({found.flag_fpr:.1%} of {found.benign} "
+                f"benign texts), block from {found.block:.3f} ({found.block_fpr:.1%})"
             )
     sys.stdout.flush()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def bar() -> Iterator[Callable[[str, float], None]]:
-    """Yield a function that is told what is being done, and the share that is done. Nothing off a terminal."""
+    """Yield a function that is told what is being done, and the share that is done."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
