@@ -72,7 +72,7 @@ _HOMES = {
 }
 
 #: Parts of the package that hold their public names themselves: `clearhead.nn.MultiHeadAttention`.
-_ROOMS = ("cache", "nn")
+_ROOMS = ("cache", "guard", "nn")
 
 __all__ = ["__version__", *_HOMES]
 

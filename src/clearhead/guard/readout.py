@@ -1,7 +1,7 @@
 """From what a pass says about the spans to probabilities: none, a benign imperative, an attack.
 
 A span's features go through one multinomial logistic regression with three classes, so that an imperative
-meant for people is learned as such (after Wang et al. 2026, AlignSentinel). A text is judged by its strongest
+meant for people is learned as such (as in AlignSentinel, arXiv 2602.13597). A text is judged by its strongest
 span; averages over the spans, their sum and what the others say did not help. A text of several windows has
 more chances to look suspicious somewhere: its odds are divided by their number.
 """
