@@ -134,15 +134,17 @@ def learned(
     hidden = len(examples[0].place) if examples else 0
     samples = [e.sample for e in examples]
     sets = dict.fromkeys(s.source or "unnamed" for s in samples)
-    fixed_on = "benign texts of " + " + ".join(sets) + ", contexts and attack families unseen"
+    fixed_on = f"benign texts of {' + '.join(sets)}, families weighted alike, contexts unseen"
     readouts, limits, curve = {}, {}, {}
     for views in CHOICES:
         key = "+".join(views)
         found = train(examples, views, columns(views, heads, hidden, len(layers)), seed=seed)
         attacked = np.array([samples[n].attacked for n in found.tested])
         readouts[key] = found.readout
+        families = [samples[n].family for n in found.tested[~attacked]]
         limits[key] = {
-            preset: thresholds(found.odds, ~attacked, shares, fixed_on) for preset, shares in PRESETS.items()
+            preset: thresholds(found.odds[~attacked], families, shares, fixed_on)
+            for preset, shares in PRESETS.items()
         }
         curve[key] = reliability(found.odds, attacked)
     mix: dict[str, Counter[str]] = {name: Counter() for name in sets}

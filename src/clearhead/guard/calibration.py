@@ -26,7 +26,7 @@ LARGEST = 4_000_000
 """Bytes. A file of a calibration is some tens of thousands."""
 
 PRESETS = {"fpr_5": (0.05, 0.01), "fpr_1": (0.01, 0.002), "fpr_0.1": (0.001, 0.001)}
-"""Name -> share of benign texts of the calibration above the flag threshold, and above the block one."""
+"""Name -> share of the calibration's benign texts (families weighted alike) that are flagged, and blocked."""
 
 SHIPPED = {"smollm2": "smollm2.json"}
 """Calibrations inside the package, by the model's name."""

@@ -19,6 +19,9 @@ from clearhead.guard.samples import Sample
 C = 0.005
 """Inverse strength of the L2 penalty, on standardised features."""
 
+HARD_FAMILIES, HARD = ("document", "quote"), 2.0
+"""Benign texts that look like attacks, and how many times their spans count: there are few of them."""
+
 FOLDS = 4
 FEWEST = 20
 """Texts with an attack, and without, that a calibration needs at least."""
@@ -170,17 +173,25 @@ def platt(odds: NDArray[np.float64], attacked: NDArray[np.bool_]) -> tuple[float
 
 
 def thresholds(
-    odds: NDArray[np.float64], benign: NDArray[np.bool_], shares: tuple[float, float], fixed_on: str
+    odds: NDArray[np.float64], families: Sequence[str], shares: tuple[float, float], fixed_on: str
 ) -> Thresholds:
-    """Return the thresholds that let the given shares of benign texts through as flagged and blocked."""
-    scores = np.array([sigmoid(v) for v in odds])[benign]
-    flag, block = (_quantile(scores, 1 - share) for share in shares)
+    """Return the thresholds that given shares of benign texts reach: to be flagged, to be blocked.
+
+    odds: of benign texts. families: of each ("plain", "imperative", "document", …); every family counts
+    alike, whatever its number of texts, so that the many plain texts do not hide alarms on the hard ones.
+    """
+    scores = np.array([sigmoid(v) for v in odds])
+    names = np.array(families)
+    count = {name: int((names == name).sum()) for name in dict.fromkeys(families)}
+    weight = np.array([1 / count[name] / len(count) for name in families])
+    flag, block = (_limit(scores, weight, share) for share in shares)
+    block = max(flag, block)
     return Thresholds(
         flag=flag,
-        block=max(flag, block),
-        flag_fpr=float((scores >= flag).mean()),
-        block_fpr=float((scores >= max(flag, block)).mean()),
-        benign=int(benign.sum()),
+        block=block,
+        flag_fpr=float(weight[scores >= flag].sum()),
+        block_fpr=float(weight[scores >= block].sum()),
+        benign=len(scores),
         fixed_on=fixed_on,
     )
 
@@ -202,17 +213,23 @@ def reliability(
     return tuple(rows)
 
 
-def _quantile(scores: Floats, share: float) -> float:
-    """The lowest score that at most 1 − share of the scores reach."""
-    ordered = np.sort(scores)
-    at = int(np.ceil(share * len(ordered)))
-    return float(np.nextafter(ordered[min(at, len(ordered)) - 1], 2.0)) if at else 0.0
+def _limit(scores: NDArray[np.float64], weight: NDArray[np.float64], share: float) -> float:
+    """The lowest score just above one of the scores that at most this share of the weight reaches."""
+    order = np.argsort(-scores, kind="stable")
+    above = np.concatenate([[0.0], np.cumsum(weight[order])])  # weight of the n highest
+    n = int(np.nonzero(above <= share + 1e-12)[0][-1])
+    while 0 < n < len(scores) and scores[order[n]] == scores[order[n - 1]]:
+        n -= 1  # equal scores fall on one side
+    return float(np.nextafter(scores[order[n]], 2.0)) if n < len(scores) else 0.0
 
 
 def _fit(examples: Sequence[Example], chosen: NDArray[np.int64]) -> Logistic:
     x = np.concatenate([w[:, chosen] for e in examples for w in e.windows]).astype(np.float32)
     allowed = np.concatenate([a for e in examples for a in e.allowed])
-    return fit(x, allowed, np.ones(len(x), np.float32), c=C)
+    weight = [
+        HARD if e.sample.family in HARD_FAMILIES else 1.0 for e in examples for w in e.windows for _ in w
+    ]
+    return fit(x, allowed, np.array(weight, np.float32), c=C)
 
 
 def _text_odds(model: Logistic, e: Example, chosen: NDArray[np.int64]) -> float:
