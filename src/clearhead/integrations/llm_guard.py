@@ -10,7 +10,7 @@ class InjectionScanner:
 
     `scan(prompt)` returns the text, whether it is valid and the risk, as llm-guard's own scanners do: −1.0
     for an empty text; otherwise below 0 under the flag threshold and above it up to 1. A text that is
-    redacted or refused is not valid, one that is only flagged is. An unjudged text has risk 0, and 1 if refused.
+    redacted or refused is not valid, one that is only flagged is. An unjudged text has risk 0, 1 if refused.
     """
 
     def __init__(self, guarded: Guarded, *, instruction: str) -> None:
