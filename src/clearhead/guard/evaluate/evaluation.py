@@ -108,6 +108,9 @@ def _about(judge: Judge) -> str:
     if calibration is not None:
         views = " + ".join(getattr(judge, "views", ()))
         return f"{calibration.name}, {views or getattr(judge, 'method', '')}, calibration {calibration.id}"
+    loaded = getattr(judge, "loaded", None)
+    if loaded is not None:
+        return f"{loaded.name}, {getattr(judge, 'method', type(judge).__name__)}"
     return str(getattr(judge, "identity", getattr(judge, "method", type(judge).__name__)))
 
 

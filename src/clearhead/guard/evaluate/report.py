@@ -171,8 +171,8 @@ def _left_out(report: dict[str, Any]) -> list[str]:
     head = "learner|AUROC, family unseen|TPR at 5% FPR|TPR at 1% FPR|families|AUROC, attack texts known|"
     parts += [
         *_table((head + "learned from|shared").split("|"), rows), "",
-        "A benign text counts with its mean score over the families of its context. “Attack texts known”: five folds by "
-        "context alone, as is often reported; the same attack texts stand on both sides.", "",
+        "A benign text counts with its mean score over its context's families. “Attack texts known”: five "
+        "folds by context alone, as is often reported; the same attack texts stand on both sides.", "",
     ]  # fmt: skip
     return parts
 

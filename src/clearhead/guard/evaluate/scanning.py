@@ -115,7 +115,7 @@ def scan_all(
         else None,
         np.array([row["seconds"] for row in rows], np.float64),
         np.array([row["tokens"] for row in rows], np.float64),
-        bool(getattr(judge, "calibrated", True)),
+        bool(getattr(judge, "calibrated", hasattr(judge, "calibration"))),
         tuple(getattr(getattr(judge, "calibration", None), "mix", {}) or ()),
     )
 
@@ -153,7 +153,9 @@ def _identity(judge: Judge) -> str:
     from clearhead import __version__
 
     calibration = getattr(judge, "calibration", None)
+    loaded = getattr(judge, "loaded", None)
     parts = [__version__, str(getattr(calibration, "id", ""))]
+    parts += [str(getattr(loaded, what, "")) for what in ("name", "hash")]
     parts += [str(getattr(judge, what, "")) for what in ("identity", "method", "views")]
     return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
