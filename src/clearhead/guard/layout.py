@@ -63,8 +63,8 @@ def cut(sources: Sequence[tuple[str, str]], tokenizer: Any) -> Texts:
 def windows(texts: Texts, most: int, overlap: int) -> list[Window]:
     """Return windows of whole spans that together hold all of them.
 
-    most: tokens of a window. overlap: tokens at least that the next window repeats, in whole spans. A span
-    of more than `most` tokens is a window of its own.
+    most: tokens of a window. overlap: tokens at least that the next window repeats, in whole spans, as far as
+    a new span fits beside them. A span of more than `most` tokens is a window of its own.
     """
     out: list[Window] = []
     first, n = 0, len(texts.spans)
@@ -80,6 +80,9 @@ def windows(texts: Texts, most: int, overlap: int) -> list[Window]:
         while back - 1 > first and repeated < overlap:
             back -= 1
             repeated += texts.tokens[back]
+        while back < last and repeated + texts.tokens[last] > most:  # else it would hold nothing new
+            repeated -= texts.tokens[back]
+            back += 1
         first = back
     return out
 

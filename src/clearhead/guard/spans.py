@@ -6,12 +6,12 @@ import re
 from typing import NamedTuple
 
 SHORTEST, LONGEST = 12, 300
-"""Characters, those of Chinese, Japanese and Korean counted three times. A shorter piece joins its neighbour
+"""Characters. A shorter piece, those of Chinese, Japanese and Korean counted three times, joins its neighbour
 in the same paragraph; a longer one is split."""
 _ENDS = re.compile(
     r"""
     \n+                                  # a line
-    | [.!?…]+["'”’»)\]]*(?=\s)\s*        # a sentence
+    | (?<![.!?…])[.!?…]++["'”’»)\]]*+(?=\s)\s*  # a sentence; a run of marks is tried once, not n times
     | [。！？]+[”’」』）]*                   # a sentence without spaces
     """,
     re.VERBOSE,
@@ -28,7 +28,7 @@ class Place(NamedTuple):
 
 
 def spans(text: str) -> list[Place]:
-    """Return the spans of a text, in order; together they are all of it but white space around them.
+    """Return the spans of a text, in order; together they are all of it but white space around them. Linear.
 
     A span ends at a line's end or after a sentence. Pieces of less than `SHORTEST` characters join the piece
     before them if it stands on the same line, and otherwise the next one; pieces of more than `LONGEST` are
@@ -36,14 +36,17 @@ def spans(text: str) -> list[Place]:
     """
     pieces = [Place(a, b) for a, b in _pieces(text) if text[a:b].strip()]
     joined: list[Place] = []
+    same_line, looked = True, 0  # whether the last of them has had no line's end, up to where that is known
     for piece in pieces:
         last = joined[-1] if joined else Place(0, 0)
-        same_line = "\n" not in text[last.start : piece.start]
+        same_line = same_line and "\n" not in text[looked : piece.start]
+        looked = piece.start
         fits = piece.end - last.start <= LONGEST
         if joined and ((same_line and _short(text, piece)) or (fits and _short(text, last))):
             joined[-1] = Place(last.start, piece.end)
         else:
             joined.append(piece)
+            same_line = True
     out: list[Place] = []
     for piece in joined:
         out += _cut(text, piece)
