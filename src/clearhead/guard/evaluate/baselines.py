@@ -42,14 +42,10 @@ class Length:
 
     def fit(self, train: Indices) -> Predict:
         """Return the probability at each length."""
-        from clearhead.guard.logistic import fit
+        from clearhead.guard.learning import platt
 
-        x = self.x[:, None].astype(np.float32)
-        labels = self.y[train]
-        allowed = np.stack([~labels, labels], 1)
-        weight = np.where(labels, 0.5 / max(labels.mean(), 1e-9), 0.5 / max(1 - labels.mean(), 1e-9))
-        model = fit(x[train], allowed, weight.astype(np.float32), c=1.0)
-        return lambda test: model.probabilities(x[test])[:, 1].astype(np.float64)
+        slope, offset = platt(self.x[train], self.y[train])
+        return lambda test: np.asarray(1 / (1 + np.exp(-(slope * self.x[test] + offset))), np.float64)
 
 
 #: Phrases that lists of blocked words are made of, in four languages.

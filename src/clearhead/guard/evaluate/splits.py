@@ -19,7 +19,7 @@ Indices = NDArray[np.int64]
 #: Characters that the fixed part of a wording must have to be one.
 _FIXED = 12
 #: The share of the texts to learn from that may go for the sake of unseen wordings.
-_MOST_LOST = 0.6
+_MOST_LOST = 0.7
 
 
 class Split(NamedTuple):

@@ -36,7 +36,8 @@ def recognised(path: Path) -> bool:
         if file.suffix == ".parquet":
             continue
         try:
-            head = file.open(encoding="utf-8-sig").readline().lower()
+            with file.open(encoding="utf-8-sig") as table:
+                head = table.readline().lower()
         except (OSError, UnicodeDecodeError):
             return False
         names = {name.strip().strip('"') for name in head.replace("\t", ",").split(",")}
