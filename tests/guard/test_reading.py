@@ -129,6 +129,8 @@ def test_broken_pages_are_read_to_their_end() -> None:
         "<div " * 500 + "one",
         "&#99999999;one&;",
         "<![CDATA[x]]>one",
+        "two<![ one",
+        "two</p one",
     ):
         document = read_bytes(page.encode(), "a.html")
         assert "one" in "".join(p.text for p in document.parts), page

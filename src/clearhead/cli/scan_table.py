@@ -38,7 +38,8 @@ def file_view(result: FileResult, *, notes: bool = False) -> Text:
     if confirmed is not None:
         out.append(
             f"\n  with the strongest span hidden: the instruction's mass {confirmed.instruction_mass:+.3f}, "
-            f"next token {'changes' if confirmed.changed else 'stays'}, divergence {confirmed.divergence:.3f} nats"
+            f"next token {'changes' if confirmed.changed else 'stays'}, "
+            f"divergence {confirmed.divergence:.3f} nats"
         )
     if result.error:
         out.append(f"\n  {visible(result.error, newline=' ', most=400)}", style="magenta")

@@ -102,8 +102,9 @@ def _message(result: FileResult, hit: Hit) -> str:
     limits = result.finding.thresholds
     return (
         f"{RULES[hit.rule]} (pull {hit.pull:.2f}): {said}. Score {result.score:.2f}, verdict "
-        f"{result.verdict}; flag from {limits.flag:.2f} ({limits.flag_fpr:.1%} false alarms), block from {limits.block:.2f} "
-        f"({limits.block_fpr:.1%}), on {limits.benign} benign texts ({limits.fixed_on})."
+        f"{result.verdict}; flag from {limits.flag:.2f} ({limits.flag_fpr:.1%} false alarms), "
+        f"block from {limits.block:.2f} ({limits.block_fpr:.1%}), "
+        f"on {limits.benign} benign texts ({limits.fixed_on})."
     )
 
 

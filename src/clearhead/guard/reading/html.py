@@ -80,9 +80,10 @@ def read_html(text: str, name: str) -> Document:
     except ImportError as error:
         raise MissingExtraError("reading HTML needs tinycss2: pip install 'clearhead[report]'") from error
     reader = _Reader(text)
-    reader.feed(text)
+    end = _last_closed(text)
+    reader.feed(text[:end])
     reader.close()
-    reader.finish()
+    reader.finish(end)
     parts = []
     for title in _ORDER:
         builder = reader.parts.get(title)
@@ -92,6 +93,17 @@ def read_html(text: str, name: str) -> Document:
             if part.text.strip():
                 parts.append(part)
     return Document(name, "html", text, tuple(parts), tuple(reader.tricks))
+
+
+def _last_closed(text: str) -> int:
+    """Return from where on no tag, comment or marked section is closed (the parser would search for ever)."""
+    end = text.rfind(">") + 1
+    for opening, closing in (("<!--", "-->"), ("<![", "]>"), ("<?", ">")):
+        closed = text.rfind(closing, 0, end)
+        opened = text.find(opening, max(closed, 0), end)
+        if opened >= 0 and closed < opened:
+            end = opened
+    return end
 
 
 class _Reader(HTMLParser):
@@ -255,9 +267,16 @@ class _Reader(HTMLParser):
             self.tricks.append(Trick("hidden-html", start, end, f"{reason}: {said}", "note"))
             self._hiding = None
 
-    def finish(self) -> None:
-        """The page ends; what the parser left over (an open comment, half a tag) is text."""
+    def finish(self, end: int) -> None:
+        """The page ends; from `end` on nothing is closed: a comment to browsers, or text without a tag."""
         self._flush()
+        tail = self._text[end:]
+        opened = re.search("<[!?/a-zA-Z]", tail)
+        start = end + (opened.start() if opened else len(tail))
+        self._take(end, start - end)
+        self._flush()
+        if self._text[start:].strip():
+            self._add_comment(start, len(self._text))
         self._seen()
         self.tricks.sort(key=lambda t: t.start)
 
