@@ -71,7 +71,7 @@ def by_hand(tiny: Any) -> Any:
             }
             for key in sizes
         },
-        reliability={key: ((0.1, 0.2, 30), (0.9, 0.8, 30)) for key in sizes},
+        reliability=dict.fromkeys(sizes, ((0.1, 0.2, 30), (0.9, 0.8, 30))),
         baseline=Baseline(drawn(heads), drawn(heads), np.full(heads, 0.5, np.float32), (-1.0, 0.1)),
         domain=Domain(np.zeros((1, hidden), np.float32), np.full(hidden, 1e6, np.float32), 1.0),
         mix={"nothing": {"none": 400}},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -96,7 +98,7 @@ def test_windows_hold_every_span_overlap_and_stay_small(tokens: list[int], most:
     for window in found:
         assert window.last > window.first
         assert window.last == window.first + 1 or sum(tokens[window.first : window.last]) <= most
-    for before, after in zip(found, found[1:], strict=False):
+    for before, after in itertools.pairwise(found):
         assert before.first < after.first <= before.last < after.last  # no gap, and something new
         repeated = sum(tokens[after.first : before.last])
         longer = repeated + tokens[after.first - 1] if after.first > before.first + 1 else None

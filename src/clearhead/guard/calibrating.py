@@ -17,7 +17,15 @@ from clearhead.guard import domain
 from clearhead.guard.calibration import PRESETS, Baseline, Calibration, template_hash
 from clearhead.guard.features import check_causal, decoder_blocks, read_window
 from clearhead.guard.layout import cut, lay, windows
-from clearhead.guard.learning import Example, columns, example, reliability, thresholds, train
+from clearhead.guard.learning import (
+    Example,
+    check_enough,
+    columns,
+    example,
+    reliability,
+    thresholds,
+    train,
+)
 from clearhead.guard.plain import made_plain
 from clearhead.guard.readout import ROWS, VIEWS
 from clearhead.guard.samples import Sample
@@ -33,7 +41,7 @@ CHOICES = (("attention",), ("attention", "hidden"))
 def default_layers(model: Any) -> tuple[int, ...]:
     """Return the layers whose states are read: at two and at seven tenths of the depth that the model has."""
     count = len(decoder_blocks(model))
-    return tuple(sorted({round(0.4 * count), round(0.7 * count)}))
+    return tuple(sorted({min(round(share * count), count - 1) for share in (0.4, 0.7)}))
 
 
 def read_sample(loaded: LoadedModel, sample: Sample, layers: Sequence[int]) -> Example:
@@ -111,8 +119,14 @@ def calibrate(
     check_causal(loaded.model)
     if not loaded.tokenizer.chat_template:
         raise GuardError(f"model {loaded.name!r} must have a chat template to be calibrated for the guard")
+    if not loaded.hash:
+        raise GuardError(
+            f"model {loaded.name!r} must have a hash (of its weights, or a commit) to be calibrated for "
+            "the guard: no file could say which model it is for"
+        )
     kept = default_layers(loaded.model) if layers is None else tuple(layers)
     samples = list(pairs)
+    check_enough(samples)
     examples = []
     for number, sample in enumerate(samples):
         if folder is None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from clearhead.errors import GuardError
 from clearhead.guard.domain import Domain
 from clearhead.guard.finding import Thresholds
-from clearhead.guard.readout import Readout
+from clearhead.guard.readout import VIEWS, Readout
 
 Floats = NDArray[np.float32]
 
@@ -106,7 +106,7 @@ class Calibration:
             ("model", self.model, model_hash),
             ("chat template", self.template, template_hash(template)),
         ):
-            if own != other:
+            if own != other or not own:
                 raise GuardError(
                     f"calibration {self.id} is for the {what} {own[:12] or 'without a hash'} ({self.name}), "
                     f"this {what} is {other[:12] or 'without a hash'}: make one for it with "
@@ -125,11 +125,17 @@ def read_calibration(path: str | Path) -> Calibration:
     """Read what `Calibration.save` wrote. Raises GuardError, with the path, for anything else."""
     path = Path(path)
     try:
-        if path.stat().st_size > LARGEST:
-            raise GuardError(f"{path} is no calibration: it has more than {LARGEST:,} bytes")
-        return parse_calibration(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
+        with path.open("rb") as file:
+            data = file.read(LARGEST + 1)
+    except (OSError, ValueError) as error:
         raise GuardError(f"{path} cannot be read: {error}") from error
+    if len(data) > LARGEST:
+        raise GuardError(f"{path} is no calibration: it has more than {LARGEST:,} bytes")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise GuardError(f"{path} is no calibration: it is no text in UTF-8 ({error.reason})") from error
+    return parse_calibration(text, str(path))
 
 
 def shipped(name: str) -> Calibration:
@@ -150,7 +156,7 @@ def parse_calibration(text: str, name: str) -> Calibration:
         if content["format"] != FORMAT:
             raise GuardError(f"{name} has format {content['format']!r}, this version reads {FORMAT}")
         found = _built(content)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise GuardError(f"{name} is no calibration: {type(error).__name__}: {error}") from error
     _check_numbers(found, name)
     return found
@@ -177,7 +183,7 @@ def _built(content: dict[str, Any]) -> Calibration:
         overlap=int(content["overlap"]),
         readouts=readouts,
         thresholds={
-            k: {p: Thresholds(**t) for p, t in presets.items()}
+            str(k): {str(p): _limits(t) for p, t in presets.items()}
             for k, presets in content["thresholds"].items()
         },
         reliability={
@@ -201,17 +207,55 @@ def _built(content: dict[str, Any]) -> Calibration:
     )
 
 
+def _limits(value: dict[str, Any]) -> Thresholds:
+    return Thresholds(
+        flag=float(value["flag"]),
+        block=float(value["block"]),
+        flag_fpr=float(value["flag_fpr"]),
+        block_fpr=float(value["block_fpr"]),
+        benign=int(value["benign"]),
+        fixed_on=str(value["fixed_on"]),
+    )
+
+
 def _check_numbers(found: Calibration, name: str) -> None:
-    arrays = [a for r in found.readouts.values() for a in (r.weights, r.bias)]
-    arrays += [found.baseline.intercept, found.baseline.slope, found.baseline.spread]
-    arrays += [found.domain.centres, found.domain.spread]
-    if not found.readouts or not all(np.isfinite(a).all() for a in arrays):
-        raise GuardError(f"{name} is no calibration: its numbers are missing or not finite")
+    """Raise GuardError for numbers with which some text would pass unseen: a NaN is above no threshold."""
+
+    def wrong(what: str) -> GuardError:
+        return GuardError(f"{name} is no calibration: {what}")
+
+    base, domain = found.baseline, found.domain
+    heads, places = base.intercept.shape, domain.spread.shape
+    if len(heads) != 1 or base.slope.shape != heads or base.spread.shape != heads:
+        raise wrong(f"baseline has the shapes {heads}, {base.slope.shape} and {base.spread.shape}")
+    if len(places) != 1 or domain.centres.ndim != 2 or domain.centres.shape[1:] != places:
+        raise wrong(f"domain has the shapes {domain.centres.shape} and {places}")
+    numbers: list[Any] = [base.intercept, base.slope, base.spread, base.mass, domain.centres, domain.spread]
+    numbers.append(domain.cutoff)
+    if not found.readouts or not domain.centres.size:
+        raise wrong("it has no readout or no domain")
+    if not found.layers or min(found.layers) < 0 or not 0 <= found.overlap < found.window:
+        raise wrong(f"layers {found.layers}, window {found.window} and overlap {found.overlap} do not fit")
     for key, readout in found.readouts.items():
-        if readout.weights.ndim != 2 or readout.weights.shape[1] != 2 or readout.bias.shape != (2,):
-            raise GuardError(f"{name} is no calibration: readout {key!r} has the wrong shape")
+        if not readout.views or key != "+".join(v for v in VIEWS if v in readout.views):
+            raise wrong(f"readout {key!r} is of the views {readout.views}")
+        size = 1 + (3 * heads[0] if "attention" in readout.views else 0)
+        size += len(found.layers) * (places[0] + 2) if "hidden" in readout.views else 0
+        if readout.weights.shape != (size, 2) or readout.bias.shape != (2,):
+            raise wrong(f"readout {key!r} has the shape {readout.weights.shape}, not {(size, 2)}")
         if key not in found.thresholds or not set(PRESETS) <= found.thresholds[key].keys():
-            raise GuardError(f"{name} is no calibration: readout {key!r} lacks thresholds")
+            raise wrong(f"readout {key!r} lacks thresholds")
+        for preset, limit in found.thresholds[key].items():
+            if not 0 <= limit.flag <= limit.block <= 1:
+                raise wrong(f"thresholds {key!r}, {preset!r} must be 0 <= flag <= block <= 1")
+            numbers += [limit.flag_fpr, limit.block_fpr]
+        numbers += [readout.weights, readout.bias, readout.slope, readout.offset]
+        if not readout.slope > 0:
+            raise wrong(f"readout {key!r} has a slope of {readout.slope}")
+    if not all(np.isfinite(number).all() for number in numbers):
+        raise wrong("its numbers are not all finite")
+    if not (base.spread > 0).all() or not (domain.spread > 0).all():
+        raise wrong("a spread is not positive")
 
 
 def _plain(value: Any) -> Any:

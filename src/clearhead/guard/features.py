@@ -110,15 +110,24 @@ class Watched:
         self._stack.close()
 
     @property
+    def read(self) -> int:
+        """How many tokens the model has read."""
+        return self._seen.get(-1, 0)
+
+    @property
     def complete(self) -> bool:
         """Whether the whole prompt has been read."""
-        return self._seen.get(-1, 0) >= self._n
+        return self.read >= self._n
 
     def reading(self) -> Reading:
-        """Return what was seen. Raises GuardError before the whole prompt has been read."""
+        """Return what was seen.
+
+        Raises GuardError before the whole prompt has been read, and for numbers that are not finite, as of a
+        model that runs over in half precision: they are above no threshold.
+        """
         if self._trace is None or not self.complete:
             raise GuardError(
-                f"the model has read {self._seen.get(-1, 0)} of the prompt's {self._n} tokens: there is "
+                f"the model has read {self.read} of the prompt's {self._n} tokens: there is "
                 "nothing to judge yet"
             )
         mass = torch.as_tensor(self._trace.stream().mass).float()  # (layers, heads, R, S + 2)
@@ -126,7 +135,7 @@ class Watched:
         counts = torch.bincount(self._owners, minlength=_FIRST + len(self._laid.spans)).float()
         means = [self._sums[k] / counts.clamp_min(1)[:, None] for k in self._layers]
         states = torch.stack(means).numpy() if means else np.zeros((0, len(counts), 0), np.float32)
-        return Reading(
+        found = Reading(
             instruction=np.ascontiguousarray(by_row[:, _INSTRUCTION]),
             spans=np.ascontiguousarray(by_row[:, _FIRST:]),
             sizes=counts[_FIRST:].numpy(),
@@ -134,6 +143,11 @@ class Watched:
             task=states[:, _INSTRUCTION],
             tokens=self._n,
         )
+        if not all(np.isfinite(part).all() for part in (by_row, states)):
+            raise GuardError(
+                "the model's numbers are not finite (NaN or infinity): nothing can be judged by them"
+            )
+        return found
 
     def _keep(self, layer: int) -> Any:
         def hook(module: nn.Module, arguments: Any, output: Any) -> None:
@@ -193,7 +207,7 @@ def check_causal(model: Any) -> None:
 
 
 def decoder_blocks(model: Any) -> nn.ModuleList:
-    """Return the list of the model's layers: of its module lists the one as long as its number of layers."""
+    """Return the model's layers: the first of its module lists that is as long as there are layers."""
     config = model.config.get_text_config()
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == config.num_hidden_layers:

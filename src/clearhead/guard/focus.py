@@ -17,10 +17,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from clearhead.errors import ArgumentError
 from clearhead.guard.features import FLOOR, Reading, check_causal, read_window
 from clearhead.guard.finding import Finding, SourceFinding, Span, Thresholds
 from clearhead.guard.layout import Texts, cut, lay, windows
@@ -31,6 +31,9 @@ from clearhead.models.loading import LoadedModel
 
 FEWEST = 5
 """Heads at least."""
+
+SPANS = 5
+"""How many spans a finding names at most."""
 
 LARGEST_K = 5
 WINDOW, OVERLAP = 640, 48
@@ -85,33 +88,36 @@ class FocusDetector:
         wrong = float(np.mean([1 - value >= limit for value in normal]))
         self.thresholds = Thresholds(limit, 1.0, wrong, 0.0, len(normal), "ten sentences without an attack")
 
-    def scan(self, instruction: str | None, sources: Sources, **unused: Any) -> Finding:
+    def scan(self, instruction: str | None, sources: Sources, *, confirm: bool = False) -> Finding:
         """Scan as `InjectionDetector.scan` does; a long text has the score of its worst window.
 
-        Spans are ranked by the attention per token of the kept heads.
+        Spans are ranked by the attention per token of the kept heads. Raises as it does, and ArgumentError
+        for confirm=True: there is no second look.
         """
+        if confirm:
+            raise ArgumentError('confirm must be False for the method "focus", which has no second look')
         start = time.perf_counter()
         instruction, named = checked(instruction, sources)
         plain = made_plain(named)
         texts = cut(plain.texts, self.loaded.tokenizer)
-        worst, spans, tokens, count = 0.0, [], 0, 0
+        worst, tokens, count = 0.0, 0, 0
+        best: dict[int, float] = {}  # number of a span -> its attention
         for window in windows(texts, WINDOW, OVERLAP):
             laid = lay(instruction, texts, window, self.loaded.tokenizer)
             reading = read_window(self.loaded.model, laid)
             worst = max(worst, 1 - score(reading, self.focus.heads))
-            spans += _spans(texts, laid.spans, reading, self.focus.heads)
+            for number, value in zip(laid.spans, _attention(reading, self.focus.heads), strict=True):
+                best[number] = max(value, best.get(number, 0.0))
             tokens, count = tokens + reading.tokens, count + 1
         verdict = "flag" if worst >= self.thresholds.flag else "allow"
-        best: dict[tuple[str, int], Span] = {}
-        for span in sorted(spans, key=lambda s: -s.attention):
-            best.setdefault((span.source, span.start), span)
+        ranked = sorted(best, key=lambda number: -best[number])[:SPANS]
         finding = Finding(
             score=worst,
             verdict=verdict,
             classes={},
             thresholds=self.thresholds,
             preset=self.preset,
-            spans=tuple(best.values())[:5],
+            spans=tuple(_span(texts, number, best[number]) for number in ranked),
             heads=(),
             sources=tuple(
                 SourceFinding(name, worst, verdict, 0, len(text), 1.0, 0.0, 0.0) for name, text in named
@@ -164,17 +170,14 @@ def _found(loaded: LoadedModel) -> tuple[Focus, list[float]]:
     return found, scores.tolist()
 
 
-def _spans(texts: Texts, numbers: Sequence[int], reading: Reading, heads: Sequence[int]) -> list[Span]:
-    per_token = reading.spans[-1][:, list(heads)].mean(1) / reading.sizes
-    average = (1 / reading.tokens) if reading.tokens else 1.0
-    out = []
-    for number, value in zip(numbers, per_token, strict=True):
-        source, start, end = texts.spans[number]
-        text = texts.texts[source]
-        out.append(
-            Span(
-                texts.names[source], start, end, text.count("\n", 0, start) + 1,
-                start - text.rfind("\n", 0, start), text[start:end], 0.0, float(value / average),
-            )
-        )  # fmt: skip
-    return out
+def _attention(reading: Reading, heads: Sequence[int]) -> list[float]:
+    """Per span the attention per token of the heads, as a multiple of that on the prompt's average token."""
+    per_token = reading.spans[-1][:, list(heads)].mean(1) / np.maximum(reading.sizes, 1)
+    return [float(value) for value in per_token * reading.tokens]
+
+
+def _span(texts: Texts, number: int, attention: float) -> Span:
+    source, start, end = texts.spans[number]
+    text = texts.texts[source]
+    line, column = text.count("\n", 0, start) + 1, start - text.rfind("\n", 0, start)
+    return Span(texts.names[source], start, end, line, column, text[start:end], 0.0, attention)

@@ -7,6 +7,7 @@ states of two layers are kept, and the verdict is there before the first token o
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +20,7 @@ from clearhead.guard.detector import InjectionDetector
 from clearhead.guard.features import Watched
 from clearhead.guard.finding import Finding
 from clearhead.guard.judging import judge
-from clearhead.guard.layout import Laid, SourceSpan, Texts
+from clearhead.guard.layout import DATA, Laid, SourceSpan, Texts
 from clearhead.guard.readout import ROWS
 from clearhead.guard.spans import spans
 from clearhead.models.prompt import Prompt
@@ -54,7 +55,8 @@ def watch(
 
     detector: of the host's model, calibrated for it (`InjectionDetector.load(loaded, calibration=…)`).
     prompt: what the model is given, `model.generate(**prompt.inputs)`; its trusted segments of the roles
-    system and user are the instruction, those that are not trusted are judged. block: raise
+    system and user are the instruction (but for one that only says "Data:", as the calibration lays texts
+    out), those that are not trusted are judged. block: raise
     `InjectionBlockedError` before the first answer token if the verdict is "block". on_finding: called with
     the finding at that moment; what it raises ends the run.
 
@@ -62,8 +64,8 @@ def watch(
     the model reads them: hidden ones are not made plain. A prompt longer than the calibration's window counts
     as several windows.
 
-    Raises GuardError for a prompt without an instruction or without untrusted text, for batches, and for a
-    run that ends before the prompt has been read.
+    Raises GuardError for a prompt without an instruction or without untrusted text, for batches, for other
+    tokens than the prompt's, and for a run that ends before the prompt has been read.
     """
     texts, laid = _laid(prompt)
     result = Watch()
@@ -73,8 +75,16 @@ def watch(
 
     def check(module: Any, arguments: Any, keywords: dict[str, Any]) -> None:
         given = keywords.get("input_ids", arguments[0] if arguments else None)
-        if result.finding is None and isinstance(given, torch.Tensor) and given.shape[0] != 1:
+        if result.finding is not None or not isinstance(given, torch.Tensor):
+            return
+        if given.shape[0] != 1:
             raise GuardError(f"one prompt is watched at a time, got a batch of {given.shape[0]}")
+        at = watched.read
+        own = inputs[:, at : at + given.shape[1]]
+        if not torch.equal(given[:, : own.shape[1]].cpu(), own):
+            raise GuardError(
+                f"the run inside the context reads other tokens than the prompt's, from token {at} on"
+            )
 
     def judged(module: Any, arguments: Any, output: Any) -> None:
         if result.finding is not None or not watched.complete:
@@ -106,7 +116,11 @@ def watch(
 
 def _laid(prompt: Prompt) -> tuple[Texts, Laid]:
     """Return the untrusted segments cut into spans, and where these lie in the prompt."""
-    trusted = tuple(s.name for s in prompt.sources if s.trusted and s.role in ("system", "user") and s.text)
+    trusted = tuple(
+        s.name
+        for s in prompt.sources
+        if s.trusted and s.role in ("system", "user") and s.text.strip() not in ("", DATA)
+    )
     doubted = [s for s in prompt.sources if not s.trusted and s.text.strip()]
     if not trusted:
         raise GuardError("prompt must hold a trusted segment of the role system or user: the instruction")
@@ -121,6 +135,10 @@ def _laid(prompt: Prompt) -> tuple[Texts, Laid]:
             for place in spans(piece):
                 found.append(SourceSpan(number, place.start + offset, place.end + offset))
                 characters.append((place.start + start, place.end + start))
+    if not found:
+        raise GuardError(
+            "the chat template drops every segment that is not trusted: there is nothing to judge"
+        )
     texts = Texts(
         tuple(s.name for s in doubted),
         tuple(s.text for s in doubted),
@@ -137,4 +155,4 @@ def _tokens(prompt: Prompt, characters: Sequence[tuple[int, int]]) -> list[int]:
     for token in prompt.tokens:
         starts.append(at)
         at += len(token)
-    return [sum(a <= s < b for s in starts) for a, b in characters]
+    return [bisect_left(starts, b) - bisect_left(starts, a) for a, b in characters]

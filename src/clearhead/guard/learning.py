@@ -32,13 +32,14 @@ _MOSTLY, _HARDLY = 0.5, 0.1
 class Example(NamedTuple):
     """A labelled text, reduced to what fitting needs.
 
-    windows: per window the features of its spans for both views, (S, d) float16. odds, tokens: per window the
-    heads' log odds (H,) of text against instruction, and the text's tokens. mass: mean mass on the text.
-    place: in the hidden space. allowed: per window (S, 3), the classes that each span may be of.
+    windows: per window the features of its spans for both views, (S, d) float16, or float32 where a number is
+    too large for that. allowed: per window (S, 3), the classes that each span may be of. head_odds, tokens,
+    mass: of the longest window the heads' log odds (H,) of text against instruction, the text's tokens, and
+    the mean mass on the text. place: in the hidden space, (D,).
     """
 
     sample: Sample
-    windows: tuple[NDArray[np.float16], ...]
+    windows: tuple[NDArray[np.float16 | np.float32], ...]
     allowed: tuple[NDArray[np.bool_], ...]
     head_odds: Floats
     tokens: float
@@ -53,7 +54,7 @@ def example(
     longest = max((reading for _, reading in readings), key=lambda r: float(r.sizes.sum()))
     return Example(
         sample,
-        tuple(features(reading, views).astype(np.float16) for _, reading in readings),
+        tuple(_small(features(reading, views)) for _, reading in readings),
         tuple(np.array([span_classes(sample, *p) for p in places]) for places, _ in readings),
         head_odds(longest),
         float(longest.sizes.sum()),
@@ -66,11 +67,14 @@ def span_classes(sample: Sample, start: int, end: int) -> list[bool]:
     """Return which classes (none, imperative, attack) a span of a sample may be of.
 
     Spans of which more than half was inserted have the sample's label, those of which hardly anything was are
-    no attack; those between are left open. What stands in a benign text by itself is none or an imperative.
+    no attack; those between are left open, and so is a text with an attack whose place is not known. What
+    stands in a benign text by itself is none or an imperative.
     """
     if sample.start is None or sample.end is None:
+        if sample.attacked:
+            return [True, True, True]
         return [True, False, False] if sample.family == "plain" else [True, True, False]
-    share = max(0, min(end, sample.end) - max(start, sample.start)) / (end - start)
+    share = max(0, min(end, sample.end) - max(start, sample.start)) / max(1, end - start)
     if share > _MOSTLY:
         known = {"attack": 2, "imperative": 1, "none": 0}[sample.label]
         return [known == n for n in range(3)]
@@ -81,17 +85,20 @@ def span_classes(sample: Sample, start: int, end: int) -> list[bool]:
 
 def folds(samples: Sequence[Sample], seed: int) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
     """Return (train, test) choices: no context on both sides, and no attack family; every context is in one
-    test side, and every attack in one or none."""
+    test side, and every attack in one or none. Where all attacks are of one family, that is on both sides."""
     rng = np.random.default_rng(seed)
     contexts = sorted({s.context for s in samples})
     families = sorted({s.family for s in samples if s.attacked})
     of_context = dict(zip(contexts, rng.permutation(len(contexts)) % FOLDS, strict=True))
     of_family = dict(zip(families, rng.permutation(len(families)) % FOLDS, strict=True))
+    attacked = np.array([s.attacked for s in samples], np.bool_)
     out = []
     for k in range(FOLDS):
-        here = np.array([of_context[s.context] == k for s in samples])
-        family = np.array([of_family[s.family] == k if s.attacked else False for s in samples])
-        attacked = np.array([s.attacked for s in samples])
+        here = np.array([of_context[s.context] == k for s in samples], np.bool_)
+        if len(families) < 2:
+            out.append((~here, here))
+            continue
+        family = np.array([of_family[s.family] == k if s.attacked else False for s in samples], np.bool_)
         out.append((~here & ~(attacked & family), here & (~attacked | family)))
     return out
 
@@ -107,6 +114,24 @@ def columns(views: Sequence[str], heads: int, hidden: int, layers: int) -> NDArr
     return np.array([*chosen, attention + states], np.int64)
 
 
+def check_enough(samples: Sequence[Sample]) -> None:
+    """Raise GuardError for fewer than `FEWEST` texts with an attack whose place is known, for fewer without
+    one, and for texts from fewer than `FOLDS` contexts."""
+    for what, count in (
+        ("with an attack", sum(s.attacked and s.start is not None for s in samples)),
+        ("without an attack", sum(not s.attacked for s in samples)),
+    ):
+        if count < FEWEST:
+            known = " and its place (start, end)" if what.startswith("with ") else ""
+            raise GuardError(f"pairs must hold at least {FEWEST} texts {what}{known}, got {count}")
+    contexts = len({s.context for s in samples})
+    if contexts < FOLDS:
+        raise GuardError(
+            f"pairs must come from at least {FOLDS} contexts, got {contexts}: the field context says from "
+            "which text a sample was made, and no context is both learned from and judged by"
+        )
+
+
 class Trained(NamedTuple):
     """A read-out, and its out-of-fold scores: numbers of the examples, and the log odds of each."""
 
@@ -120,15 +145,10 @@ def train(
 ) -> Trained:
     """Fit a read-out on all examples, and calibrate it on folds.
 
-    Raises GuardError for fewer than `FEWEST` texts with an attack, or without.
+    Raises GuardError as `check_enough` does, and for texts from which nothing was learned.
     """
     samples = [e.sample for e in examples]
-    for what, count in (
-        ("with an attack", sum(s.attacked for s in samples)),
-        ("without an attack", sum(not s.attacked for s in samples)),
-    ):
-        if count < FEWEST:
-            raise GuardError(f"pairs must hold at least {FEWEST} texts {what}, got {count}")
+    check_enough(samples)
     tested: list[int] = []
     odds: list[float] = []
     for train_side, test_side in folds(samples, seed):
@@ -138,7 +158,14 @@ def train(
             odds.append(_text_odds(model, examples[number], chosen))
     numbers, raw = np.array(tested), np.array(odds)
     attacked = np.array([samples[n].attacked for n in numbers])
+    if attacked.all() or not attacked.any():
+        raise GuardError("pairs must hold attacks of several families in many contexts: none can be held out")
     slope, offset = platt(raw, attacked)
+    if not np.isfinite([slope, offset]).all() or slope <= 0:
+        raise GuardError(
+            "nothing was learned from these pairs: on texts that were held out, the odds of an attack are "
+            f"not higher where there is one (slope {slope:.3g})"
+        )
     model = _fit(examples, chosen)
     weights, bias = folded(model)
     return Trained(Readout(views, weights, bias, slope, offset), numbers, slope * raw + offset)
@@ -154,11 +181,17 @@ def folded(model: Logistic) -> tuple[Floats, Floats]:
 def platt(odds: NDArray[np.float64], attacked: NDArray[np.bool_]) -> tuple[float, float]:
     """Return slope and offset that make log odds calibrated on examples (Platt 1999), classes weighted alike.
 
-    Weighted alike, a score of .5 means an even chance where half of the texts are attacked.
+    Weighted alike, a score of .5 means an even chance where half of the texts are attacked. A weight decay of
+    1e-6 on the slope keeps it finite where the odds tell the classes apart without an error.
     """
     weight = np.where(attacked, 0.5 / max(1, attacked.sum()), 0.5 / max(1, (~attacked).sum()))
     slope, offset = 1.0, 0.0
-    for _ in range(50):  # Newton's method
+
+    def loss(slope: float, offset: float) -> float:
+        z = slope * odds + offset
+        return float((weight * np.logaddexp(0, np.where(attacked, -z, z))).sum() + 0.5e-6 * slope**2)
+
+    for _ in range(200):  # Newton's method, steps halved while they do not help
         p = 1 / (1 + np.exp(-np.clip(slope * odds + offset, -30, 30)))
         error, curve = weight * (p - attacked), weight * p * (1 - p) + 1e-12
         gradient = np.array([(error * odds).sum() + 1e-6 * slope, error.sum()])
@@ -166,6 +199,13 @@ def platt(odds: NDArray[np.float64], attacked: NDArray[np.bool_]) -> tuple[float
             [[(curve * odds * odds).sum() + 1e-6, (curve * odds).sum()], [(curve * odds).sum(), curve.sum()]]
         )
         step = np.linalg.solve(hessian, gradient)
+        before = loss(slope, offset)
+        for _ in range(40):
+            if loss(slope - float(step[0]), offset - float(step[1])) <= before:
+                break
+            step = step / 2
+        else:
+            break
         slope, offset = slope - float(step[0]), offset - float(step[1])
         if np.abs(step).max() < 1e-9:
             break
@@ -211,6 +251,13 @@ def reliability(
             mean = float((weight[here] * scores[here]).sum() / total)
             rows.append((mean, float((weight[here] * attacked[here]).sum() / total), int(here.sum())))
     return tuple(rows)
+
+
+def _small(x: Floats) -> NDArray[np.float16 | np.float32]:
+    """The same in float16 where all of it fits."""
+    with np.errstate(over="ignore"):
+        half = x.astype(np.float16)
+    return half if np.isfinite(half).all() or not np.isfinite(x).all() else x
 
 
 def _limit(scores: NDArray[np.float64], weight: NDArray[np.float64], share: float) -> float:

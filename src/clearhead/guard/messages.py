@@ -28,32 +28,39 @@ def split_messages(messages: Any, tools: Sequence[str] | None = None) -> tuple[s
     system: list[str] = []
     user = ""
     sources: dict[str, str] = {}
+    counts: dict[str, int] = {}
     for number, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise ArgumentError(f"message {number} must be a mapping with a role, got {message!r:.80}")
-        role, text = message["role"], _text(message.get("content"), number)
+        role = message["role"]
+        if role not in ("system", "developer", "user", *UNTRUSTED):
+            continue  # what the model said itself, whatever it is made of
+        text = _text(message.get("content"), number)
         if role in ("system", "developer"):
             system.append(text)
         elif role == "user":
             user = text
-        elif role in UNTRUSTED:
-            given = message.get("name") or names.get(message.get("tool_call_id")) or role
-            name = str(given)
+        else:
+            called = message.get("tool_call_id")
+            given = message.get("name") or (names.get(called) if isinstance(called, str) else None)
+            name = str(given or role)
             if tools is None or name in tools:
-                sources[_unused(name, sources)] = text
+                sources[_unused(name, sources, counts)] = text
     instruction = "\n\n".join(part for part in (*system, user) if part.strip())
     return instruction or None, sources
 
 
-def _names_of_calls(messages: Sequence[Any]) -> dict[Any, str]:
+def _names_of_calls(messages: Sequence[Any]) -> dict[str, str]:
     """Call id to tool name, as assistant messages give them."""
-    out: dict[Any, str] = {}
+    out: dict[str, str] = {}
     for message in messages:
         calls = message.get("tool_calls") if isinstance(message, Mapping) else None
         for call in calls if isinstance(calls, Sequence) and not isinstance(calls, str) else ():
             function = call.get("function") if isinstance(call, Mapping) else None
-            if isinstance(function, Mapping) and isinstance(function.get("name"), str):
-                out[call.get("id")] = function["name"]
+            if not isinstance(function, Mapping) or not isinstance(call.get("id"), str):
+                continue
+            if isinstance(function.get("name"), str):
+                out[call["id"]] = function["name"]
     return out
 
 
@@ -75,10 +82,8 @@ def _text(content: Any, number: int) -> str:
     raise ArgumentError(f"message {number}: content must be text or text parts, got {type(content).__name__}")
 
 
-def _unused(name: str, taken: Mapping[str, str]) -> str:
-    if name not in taken:
-        return name
-    number = 2
-    while f"{name} {number}" in taken:
-        number += 1
-    return f"{name} {number}"
+def _unused(name: str, taken: Mapping[str, str], counts: dict[str, int]) -> str:
+    """The name, with a number where it is taken. counts: how often each was asked for."""
+    number = counts[name] = counts.get(name, 0) + 1
+    unused = name if number == 1 else f"{name} {number}"
+    return unused if unused not in taken else _unused(name, taken, counts)

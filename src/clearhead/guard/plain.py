@@ -22,7 +22,7 @@ class Plain:
         return [(name, found.text) for (name, _), found in zip(self.given, self.read, strict=True)]
 
     def mapped(self, finding: Finding) -> Finding:
-        """Return the finding with the offsets and texts of its spans as they were given."""
+        """Return the finding with offsets and texts of its spans as they were given, and notes on tricks."""
         numbers = {name: n for n, (name, _) in enumerate(self.given)}
         spans = tuple(self._back(span, numbers[span.source]) for span in finding.spans)
         notes = tuple(

@@ -38,9 +38,10 @@ def features(reading: Reading, views: Sequence[str]) -> Floats:
     attention: per head the log mass per token that the last token gives to the span, the same relative to
     all spans together, and the log mass per token that the template's tokens before it give, averaged: 3 H.
     hidden: the residual stream after each kept layer, mean over the span's tokens, with its cosine to the
-    instruction's mean and to the mean over the spans: K (D + 2). Both: the log of the span's tokens.
+    instruction's mean and to the mean over the spans: K (D + 2). Both: the log of the span's tokens. All are
+    finite where the reading is, also those of a span whose characters are in the tokens of another one.
     """
-    sizes = reading.sizes[:, None]
+    sizes = np.maximum(reading.sizes, 1)[:, None]
     parts: list[Floats] = []
     if "attention" in views:
         last = reading.spans[-1]

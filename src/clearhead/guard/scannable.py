@@ -19,8 +19,8 @@ Sources = str | Mapping[str, str] | Sequence[Segment]
 def checked(instruction: str | None, sources: Sources) -> tuple[str, list[tuple[str, str]]]:
     """Return the instruction, and (name, text) of every source that is to be scanned.
 
-    Raises ArgumentError for other types, GuardError for an empty instruction, more than `LARGEST` characters
-    and half characters.
+    Raises ArgumentError for other types and for two segments of one name, GuardError for an empty
+    instruction, more than `LARGEST` characters and half characters.
     """
     if instruction is None:
         instruction = NO_INSTRUCTION
@@ -47,6 +47,9 @@ def checked(instruction: str | None, sources: Sources) -> tuple[str, list[tuple[
             raise ArgumentError(
                 f"sources must map str to str, got {type(name).__name__} to {type(text).__name__}"
             )
+    names = {name for name, _ in named}
+    if len(names) < len(named):
+        raise ArgumentError(f"sources must have different names, got {len(named)} with {len(names)} names")
     size = sum(len(text) for _, text in named)
     if size > LARGEST:
         raise GuardError(
