@@ -48,6 +48,7 @@ def test_the_pages_that_should_have_code_have_it() -> None:
         "docs/attention.md",
         "docs/extend/backend.md",
         "docs/extend/observable.md",
+        "docs/guard_eval.md",
         "docs/layers.md",
         "docs/observables.md",
     }
