@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from clearhead.cache import DynamicCache
-from clearhead.guard.features import span_of_token
+from clearhead.guard.features import Reading, read_window, span_of_token
 from clearhead.guard.finding import Confirmation, Span
 from clearhead.guard.layout import Laid
 from clearhead.mask import Mask
@@ -56,6 +56,13 @@ def confirm_span(model: Any, laid: Laid, place: int, span: Span) -> Confirmation
         divergence=_jensen_shannon(seen, without),
         changed=int(seen.argmax()) != int(without.argmax()),
     )
+
+
+def read_without(model: Any, laid: Laid, place: int) -> Reading:
+    """Return the reading of a window whose span `place` is hidden from every head; its own mass is 0."""
+    hidden = (span_of_token(laid) == _FIRST + place).nonzero()[:, 0]
+    with narrowed(_hiding(hidden)):
+        return read_window(model, laid)
 
 
 def _hiding(keys: Tensor) -> Any:

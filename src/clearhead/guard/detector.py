@@ -10,12 +10,12 @@ from typing import Any, Literal, overload
 
 from clearhead.errors import ArgumentError
 from clearhead.guard.calibration import PRESETS, Calibration, read_calibration, shipped
-from clearhead.guard.confirming import confirm_span
+from clearhead.guard.confirming import confirm_span, read_without
 from clearhead.guard.features import Reading, check_causal, read_window
-from clearhead.guard.finding import Finding, Thresholds
+from clearhead.guard.finding import Finding, HeadMoves, Thresholds
 from clearhead.guard.focus import FocusDetector
-from clearhead.guard.judging import Judged, judge, unread
-from clearhead.guard.layout import Texts, cut, lay, windows
+from clearhead.guard.judging import Judged, judge, moves, unread
+from clearhead.guard.layout import Laid, Texts, cut, lay, windows
 from clearhead.guard.messages import split_messages
 from clearhead.guard.plain import made_plain
 from clearhead.guard.readout import ROWS, VIEWS, Readout, check_views
@@ -128,26 +128,24 @@ class InjectionDetector:
         an empty instruction and for more than `LARGEST` characters. A text without a word in it is allowed,
         with a note.
         """
-        start = time.perf_counter()
-        instruction, named = checked(instruction, sources)
-        if deadline is not None and not deadline > 0:
-            raise ArgumentError(f"deadline must be positive seconds, got {deadline!r}")
-        plain = made_plain(named)
-        texts = cut(plain.texts, self.loaded.tokenizer)
-        if not texts.spans:
-            return unread(self, texts, "no source has any text", time.perf_counter() - start)
-        every = windows(texts, self.calibration.window, self.calibration.overlap)
-        readings: list[tuple[Sequence[int], Reading]] = []
-        for window in every:
-            if deadline is not None and readings and time.perf_counter() - start > deadline:
-                break
-            laid = lay(instruction, texts, window, self.loaded.tokenizer)
-            readings.append((laid.spans, self._read(laid)))
-        judged = judge(self, texts, readings, late=len(readings) < len(every))
-        finding = plain.mapped(judged.finding)
-        if confirm and finding.spans and (judged.finding.alarmed or judged.finding.score > 0.5):
-            finding = replace(finding, confirmation=self._confirm(instruction, texts, judged, finding))
-        return replace(finding, seconds=time.perf_counter() - start)
+        return self._scan(instruction, sources, confirm, deadline)[0]
+
+    def scan_moves(self, instruction: str | None, sources: Sources) -> tuple[Finding, HeadMoves | None]:
+        """Scan as `scan` does, and say how far every head moved, as read and with the strongest span hidden.
+
+        The moves are None where no source has any text. One more pass over one window. Raises as `scan` does.
+        """
+        finding, texts, judged = self._scan(instruction, sources, False, None)
+        if judged is None:
+            return finding, None
+        laid = self._laid(checked(instruction, sources)[0], texts, judged.window)
+        sizes, place, baseline = judged.reading.sizes, judged.place, self.calibration.baseline
+        shape = (-1, int(self.loaded.model.config.get_text_config().num_attention_heads))
+        after = None
+        if sizes.sum() > sizes[place]:
+            reading = read_without(self.loaded.model, laid, place)
+            after = moves(reading, baseline, hidden=float(sizes[place])).reshape(shape)
+        return finding, HeadMoves(moves(judged.reading, baseline).reshape(shape), after)
 
     def scan_chat(
         self,
@@ -168,10 +166,38 @@ class InjectionDetector:
         instruction, sources = split_messages(messages, tools)
         return self.scan(instruction, sources, confirm=confirm, deadline=deadline)
 
+    def _scan(
+        self, instruction: str | None, sources: Sources, confirm: bool, deadline: float | None
+    ) -> tuple[Finding, Texts, Judged | None]:
+        start = time.perf_counter()
+        instruction, named = checked(instruction, sources)
+        if deadline is not None and not deadline > 0:
+            raise ArgumentError(f"deadline must be positive seconds, got {deadline!r}")
+        plain = made_plain(named)
+        texts = cut(plain.texts, self.loaded.tokenizer)
+        if not texts.spans:
+            empty = unread(self, texts, "no source has any text", time.perf_counter() - start)
+            return empty, texts, None
+        every = windows(texts, self.calibration.window, self.calibration.overlap)
+        readings: list[tuple[Sequence[int], Reading]] = []
+        for window in every:
+            if deadline is not None and readings and time.perf_counter() - start > deadline:
+                break
+            laid = lay(instruction, texts, window, self.loaded.tokenizer)
+            readings.append((laid.spans, self._read(laid)))
+        judged = judge(self, texts, readings, late=len(readings) < len(every))
+        finding = plain.mapped(judged.finding)
+        if confirm and finding.spans and (judged.finding.alarmed or judged.finding.score > 0.5):
+            finding = replace(finding, confirmation=self._confirm(instruction, texts, judged, finding))
+        return replace(finding, seconds=time.perf_counter() - start), texts, judged
+
     def _read(self, laid: Any) -> Reading:
         return read_window(self.loaded.model, laid, rows=ROWS, layers=self.calibration.layers)
 
     def _confirm(self, instruction: str, texts: Texts, judged: Judged, finding: Finding) -> Any:
-        window = windows(texts, self.calibration.window, self.calibration.overlap)[judged.window]
-        laid = lay(instruction, texts, window, self.loaded.tokenizer)
+        laid = self._laid(instruction, texts, judged.window)
         return confirm_span(self.loaded.model, laid, judged.place, finding.spans[0])
+
+    def _laid(self, instruction: str, texts: Texts, window: int) -> Laid:
+        every = windows(texts, self.calibration.window, self.calibration.overlap)
+        return lay(instruction, texts, every[window], self.loaded.tokenizer)

@@ -89,6 +89,9 @@ class Watched:
 
     def __enter__(self) -> Watched:
         with ExitStack() as stack:
+            segments = self._asked.membership.segments
+            # First, as it may run an unknown model on two tokens of its own, which are no part of the prompt.
+            self._trace = stack.enter_context(observe(self._model, segments, self._asked))
             blocks = decoder_blocks(self._model)
             for k in self._layers:
                 if not 0 <= k < len(blocks):
@@ -97,8 +100,6 @@ class Watched:
                 stack.callback(handle.remove)
             last = blocks[-1].register_forward_hook(self._count)
             stack.callback(last.remove)
-            segments = self._asked.membership.segments
-            self._trace = stack.enter_context(observe(self._model, segments, self._asked))
             self._stack = stack.pop_all()
         return self
 

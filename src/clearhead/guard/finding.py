@@ -6,6 +6,9 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 VERDICTS = ("allow", "flag", "block", "unjudged")
 """unjudged: the text could not be judged (`Finding.reason` says why); it is never a silent pass."""
 
@@ -43,6 +46,19 @@ class HeadMove:
     moved: float
     instruction: float
     source: float
+
+
+@dataclass(frozen=True)
+class HeadMoves:
+    """How far every head moved from the instruction to the texts in the window of the strongest span.
+
+    before (layers, heads): as the window was read; after: with that span hidden from every head, against
+    benign texts as long as the rest, None where there is no rest. In standard deviations of benign texts,
+    positive towards the texts, float32.
+    """
+
+    before: NDArray[np.float32]
+    after: NDArray[np.float32] | None
 
 
 @dataclass(frozen=True)

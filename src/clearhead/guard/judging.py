@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -48,7 +49,8 @@ def judge(
     """Judge texts by the readings of their windows.
 
     readings: per window the numbers of its spans and what was read. late: not all windows were read. A window
-    that is longer than those of the calibration counts as several.
+    that is longer than those of the calibration counts as several. A span without a token of its own is read
+    with the neighbour that has them.
     """
     readout, calibration = reader.readout, reader.calibration
     odds: dict[int, float] = {}
@@ -58,7 +60,7 @@ def judge(
     for number, (spans, reading) in enumerate(readings):
         x = features(reading, readout.views)
         logits.append(readout.span_logits(x))
-        found = readout.span_odds(x)
+        found = np.where(reading.sizes > 0, readout.span_odds(x), -np.inf).astype(np.float32)
         window_odds.append(found)
         for place, (span, value) in enumerate(zip(spans, found, strict=True)):
             if span not in odds or value > odds[span]:
@@ -70,8 +72,10 @@ def judge(
     reading = readings[best_window][1]
     reason = calibration.domain.why_foreign(text_place([r for _, r in readings]))
     verdict = _verdict(score, reader.thresholds)
+    sources = _sources(texts, odds, readings, readout, reader.thresholds, calibration.baseline)
     if reason:
         verdict = "unjudged"
+        sources = tuple(replace(source, verdict=verdict) for source in sources)
     elif late and verdict == "allow":
         verdict, reason = (
             "unjudged",
@@ -88,7 +92,7 @@ def judge(
             for span in ranked[:SPANS]
         ),
         heads=moved_heads(reading, calibration.baseline, reader.loaded),
-        sources=_sources(texts, odds, readings, readout, reader.thresholds, calibration.baseline),
+        sources=sources,
         tokens=sum(r.tokens for _, r in readings),
         windows=len(readings),
         seconds=0.0,
@@ -129,10 +133,20 @@ def head_odds(reading: Reading) -> Floats:
     return out
 
 
+def moves(reading: Reading, baseline: Baseline, *, hidden: float = 0.0) -> Floats:
+    """Return how far every head moved from the instruction to the texts, (H,): standard deviations of benign
+    texts as long, positive towards the texts.
+
+    hidden: tokens of the texts that no head could see, so that they count for nothing. There must be others.
+    """
+    usual = baseline.intercept + baseline.slope * np.log(reading.sizes.sum() - hidden)
+    out: Floats = (head_odds(reading) - usual) / baseline.spread
+    return out
+
+
 def moved_heads(reading: Reading, baseline: Baseline, loaded: Any) -> tuple[HeadMove, ...]:
     """Return the heads that moved most from the instruction to the texts, against benign texts as long."""
-    usual = baseline.intercept + baseline.slope * np.log(reading.sizes.sum())
-    moved = (head_odds(reading) - usual) / baseline.spread
+    moved = moves(reading, baseline)
     heads = int(loaded.model.config.get_text_config().num_attention_heads)
     text = reading.spans[-1].sum(0)
     return tuple(
@@ -193,20 +207,25 @@ def _sources(
             entry[1] += float(reading.sizes[place])
         for source, (got, size) in by_source.items():
             mass.setdefault(source, []).append((got, size))
+    spans_of: list[list[int]] = [[] for _ in texts.names]
+    for i, where in enumerate(texts.spans):
+        spans_of[where.source].append(i)
     out = []
-    for number, (name, text) in enumerate(zip(texts.names, texts.texts, strict=True)):
-        own = [i for i, span in enumerate(texts.spans) if span.source == number]
+    for number, (name, text, own) in enumerate(zip(texts.names, texts.texts, spans_of, strict=True)):
         seen = [i for i in own if i in odds]
         whole = sum(texts.spans[i].end - texts.spans[i].start for i in own)
         share = sum(texts.spans[i].end - texts.spans[i].start for i in seen) / whole if whole else 1.0
         score = sigmoid(readout.odds([np.array([odds[i] for i in seen], np.float32)], 1.0)) if seen else 0.0
+        verdict = _verdict(score, thresholds)
+        if verdict == "allow" and len(seen) < len(own):
+            verdict = "unjudged"
         best = max(mass.get(number, [(0.0, 0.0)]))
         usual = np.exp(baseline.mass[0] + baseline.mass[1] * np.log(max(1.0, best[1]))) if best[1] else 0.0
         out.append(
             SourceFinding(
                 name=name,
                 score=score,
-                verdict=_verdict(score, thresholds),
+                verdict=verdict,
                 tokens=sum(texts.tokens[i] for i in own),
                 characters=len(text),
                 read=share,
