@@ -41,6 +41,33 @@ def test_both_tables_stand_side_by_side_and_both_reports_are_written(
         assert f"{form}: report in {out / file}" in done.out.replace("\n", "") or (out / file).exists()
         assert (out / file).read_text(encoding="utf-8").startswith("<!doctype html>")
     assert "evidence: " in done.out
+    end = " ".join(done.out.partition("evidence: ")[2].split())
+    plain, planted = end.partition("plain page: ")[2].split("planted page: ")
+    assert plain.startswith("allow, score ")
+    assert "pulled:" not in plain
+    assert planted.startswith(("block, score ", "flag, score "))
+    named = (
+        planted.partition("pulled: planted text:")[2].partition("attention ")[2].partition("per token: ")[2]
+    )
+    assert any(named.startswith(sentence) for sentence in ("Ignore all", "Do not answer", "Instead, write"))
+    assert "false alarms" in planted
+    assert "pulled: web page" not in planted
+    assert "calibration " in planted
+
+
+@pytest.mark.model
+def test_a_model_without_a_calibration_ends_with_the_reason(
+    cli: Callable[..., Any], tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clearhead.cli.demo.files", lambda package: tmp_path)
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "pages" / "museum.txt").write_text("the road .")
+    done = cli("demo", "--out", str(tmp_path / "out"), "--model", "other")
+    assert done.code == 0
+    end = " ".join(done.out.partition("evidence: ")[2].split())
+    assert (
+        end.count("no verdict of the guard: no calibration comes with the package for the model 'other'") == 2
+    )
 
 
 @pytest.mark.usefixtures("no_model")

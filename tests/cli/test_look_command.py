@@ -109,3 +109,102 @@ def test_a_model_that_is_not_there_is_named(cli: Callable[..., Any], monkeypatch
     done = cli("look", "--user", "x", "--model", "./no-such-folder")
     assert (done.code, done.out) == (2, "")
     assert "model './no-such-folder' cannot be found" in done.err
+
+
+class FakeGuard:
+    """A detector that blocks whatever it is given, and names all of it."""
+
+    def scan_moves(self, instruction: str, sources: dict[str, str]) -> tuple[Any, Any]:
+        import numpy as np
+
+        from clearhead.guard.finding import Finding, HeadMove, HeadMoves, SourceFinding, Span, Thresholds
+
+        (name, text), *_ = sources.items()
+        limits = Thresholds(0.5, 0.8, 0.048, 0.009, 412, "a set of fakes")
+        finding = Finding(
+            0.93, "block", {}, limits, "fpr_5", (Span(name, 0, len(text), 1, 1, text, 0.91, 2.3),),
+            (HeadMove(1, 2, 4.5, 0.1, 0.4),), (SourceFinding(name, 0.93, "block", 5, len(text), 1.0, 0.314, 0.221),),
+            20, 1, 0.1, "fake-1", notes=("a note of the guard",),
+        )  # fmt: skip
+        before = np.zeros((2, 4), np.float32)
+        before[1, 2] = 4.5
+        return finding, HeadMoves(before, before / 3)
+
+
+@pytest.fixture
+def fake_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clearhead.guard.detector.InjectionDetector.load", lambda *a, **k: FakeGuard())
+
+
+@pytest.mark.usefixtures("fake_guard")
+def test_the_verdict_names_source_sentence_heads_and_false_alarms(cli: Callable[..., Any]) -> None:
+    done = cli("look", *SOURCES)
+    assert (done.code, done.err) == (0, "")
+    said = " ".join(done.out.split())
+    assert "guard: block, score 0.93" in said
+    assert "data 5 100% 31.4% 22.1% 0.93 block" in said
+    assert "pulled: data:1:1 pull 0.91, attention 2.3× per token: the animal didn't cross" in said
+    assert "1.2 +4.5 → +1.5" in said
+    assert (
+        "flag from 0.50 (4.8% false alarms), block from 0.80 (0.9%), measured on 412 benign texts (a set of fakes)"
+        in said
+    )
+    assert "calibration fake-1" in said
+    assert "note: a note of the guard" in said
+
+
+@pytest.mark.usefixtures("fake_guard")
+def test_json_and_report_hold_the_verdict(cli: Callable[..., Any], tmp_path: Path) -> None:
+    report = tmp_path / "look.html"
+    found = json.loads(cli("look", *SOURCES, "--json", "--html", str(report)).out)
+    guard = found["guard"]
+    assert (guard["verdict"], guard["thresholds"]["flag_fpr"]) == ("block", 0.048)
+    tokens = guard["spans"][0]["tokens"]
+    assert [found["tokens"][t].strip() for t in tokens] == ["the", "animal", "didn't", "cross"]
+    assert guard["moves_before"][1][2] == 4.5
+    assert guard["moves_after"][1][2] == 1.5
+    assert '"verdict":"block"' in report.read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("fake_guard")
+def test_no_guard_leaves_it_out_without_a_word(cli: Callable[..., Any]) -> None:
+    done = cli("look", *SOURCES, "--no-guard")
+    assert "guard" not in done.out
+    assert json.loads(cli("look", *SOURCES, "--no-guard", "--json").out)["guard"] is None
+
+
+def test_where_there_is_no_verdict_a_note_says_why(cli: Callable[..., Any]) -> None:
+    """The tiny model is called smollm2, but its weights are others: the calibration does not fit."""
+    notes = json.loads(cli("look", *SOURCES, "--json").out)["notes"]
+    assert "no verdict of the guard: " in notes[-1]
+    assert "clearhead guard calibrate" in notes[-1]
+    notes = json.loads(cli("look", *SOURCES[:4], "--json").out)["notes"]
+    assert notes[-1] == "no verdict of the guard: the prompt has no untrusted text to judge"
+    notes = json.loads(cli("look", *SOURCES, "--model", "other", "--json").out)["notes"]
+    assert "no calibration comes with the package for the model 'other'" in notes[-1]
+
+
+@pytest.mark.usefixtures("fake_guard")
+def test_texts_without_an_instruction_have_no_verdict(cli: Callable[..., Any]) -> None:
+    notes = json.loads(cli("look", *SOURCES[4:], "--json").out)["notes"]
+    assert "no instruction to judge its texts by" in notes[-1]
+    done = cli("look", *SOURCES[4:], "--guard")
+    assert (done.code, done.out) == (2, "")
+    assert "no instruction" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*SOURCES, "--guard"], "clearhead guard calibrate"),
+        ([*SOURCES[:4], "--guard"], "no untrusted text"),
+        ([*SOURCES, "--no-guard", "--calibration", "x"], "--calibration is for the guard"),
+        ([*SOURCES, "--calibration", "no-such-file"], "no-such-file cannot be read"),
+    ],
+)
+def test_a_guard_that_is_asked_for_and_cannot_be_is_an_error(
+    cli: Callable[..., Any], arguments: list[str], message: str
+) -> None:
+    done = cli("look", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err.replace("\n", " ")

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clearhead.look.result import Look, Source, TopToken
+from clearhead.guard.finding import Finding, HeadMove, SourceFinding, Span, Thresholds
+from clearhead.look.result import Look, Pull, PulledSpan, Source, TopToken
 
 EVIDENCE = "Shows where the head looked; not shown to be why the model answered."
 EVIDENCE_URL = "https://clearhead.invalid/evidence"
@@ -169,3 +170,40 @@ CHAT: list[Part] = [
     ("web page", "data", False, _words(PAGE)),
     ("template", "template", True, ["<|im_end|>", "\n", "<|im_start|>", "assistant", "\n"]),
 ]
+
+
+def guarded_look(text: str = "", **changes: Any) -> Look:
+    """The chat look, with what a guard would say: its planted line pulled, some heads moved.
+
+    text: stands for every text that comes with the finding.
+    """
+    look = small_look(**changes)
+    planted = next(i for i, t in enumerate(look.tokens) if "IMPORTANT" in t)
+    tokens = tuple(
+        range(planted, next(i for i in range(planted, len(look.tokens)) if look.tokens[i] == "\n"))
+    )
+    said = "".join(look.tokens[t] for t in tokens)
+    spans = (
+        PulledSpan(Span("web page", 300, 396, 4, 1, text or said, 0.91, 2.3), tokens, True),
+        PulledSpan(
+            Span("web page", 0, 29, 1, 1, text or "Otters of the northern rivers", 0.12, 0.8), (29, 30), False
+        ),
+    )
+    before = np.linspace(-3, 5, look.mass[:, :, 0].size, dtype=np.float32).reshape(look.mass.shape[:2])
+    finding = Finding(
+        score=0.93,
+        verdict="block",
+        classes={"none": 0.05, "imperative": 0.04, "attack": 0.91},
+        thresholds=Thresholds(0.5, 0.8, 0.048, 0.009, 412, text or "benign texts of the calibration"),
+        preset="fpr_5",
+        spans=tuple(s.span for s in spans),
+        heads=(HeadMove(3, 2, 5.0, 0.1, 0.4), HeadMove(3, 1, 4.3, 0.1, 0.4)),
+        sources=(SourceFinding(text or "web page", 0.93, "block", 98, 480, 1.0, 0.314, 0.221),),
+        tokens=150,
+        windows=1,
+        seconds=0.1,
+        calibration=text or "0123456789ab",
+        reason=text,
+        notes=(text or "1 place with hidden text",),
+    )
+    return replace(look, guard=Pull(finding, spans, before, before / 2))

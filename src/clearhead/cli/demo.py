@@ -24,11 +24,15 @@ def demo(
     ),
     model: Model = "smollm2",
 ) -> None:
-    """Look at one web page in two forms, plain and with a planted instruction, and write both reports."""
+    """Look at one web page in two forms, plain and with a planted instruction, and write both reports.
+
+    It ends with what the guard says about each of them.
+    """
     from rich.text import Text
 
     from clearhead.cli.look import check_writable
-    from clearhead.cli.run import answer, load_model, run_look
+    from clearhead.cli.pull_table import verdict_lines
+    from clearhead.cli.run import answer, find_guard, load_model, run_look
     from clearhead.cli.tables import console, evidence_line, legend_line, side_by_side, tokens_line
     from clearhead.cli.terminal import visible
     from clearhead.errors import ArgumentError
@@ -54,11 +58,12 @@ def demo(
     for file, _ in forms.values():
         check_writable("--out", out / file)
     loaded = load_model(model)
+    guard = find_guard(loaded, plain)
     screen = console()
     screen.print(Text(f"system:   {SYSTEM}\nuser:     {USER}\nweb page: {page.splitlines()[0]} …"))
     screen.print(Text(f"planted:  {PLANTED}\n"))
     looks = {
-        title: run_look(loaded, sources, maps=True, command="clearhead demo")
+        title: run_look(loaded, sources, maps=True, command="clearhead demo", guard=guard)
         for title, (_, sources) in forms.items()
     }
     screen.print(side_by_side(looks))
@@ -71,3 +76,4 @@ def demo(
         screen.print(tokens_line(look))
     look = next(iter(looks.values()))
     screen.print(evidence_line(look.evidence, look.evidence_url))
+    screen.print(verdict_lines({title: look.guard or look.notes[-1] for title, look in looks.items()}))

@@ -50,22 +50,50 @@ def look(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write a report, one page that needs no network.")
     ] = None,
+    guard: Annotated[
+        bool | None,
+        typer.Option(
+            "--guard/--no-guard",
+            help="Judge the untrusted texts too. Default: where the model has a calibration.",
+            show_default=False,
+        ),
+    ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The guard's calibration, from `clearhead guard calibrate`."),
+    ] = None,
 ) -> None:
     """Show how much attention each source of a prompt gets, in a real model, exactly.
 
-    A text is typed, read from a file (@FILE) or from standard input (-); @@x is the text "@x".
+    With untrusted texts (--data, tool results) and an instruction, the guard says which sentence pulls the
+    heads away from it. A text is typed, read from a file (@FILE) or from standard input (-); @@x is the text
+    "@x".
     """
     from clearhead.cli.inputs import Texts, numbers, segments
-    from clearhead.cli.run import load_model, run_look
+    from clearhead.cli.run import find_guard, load_model, run_look
     from clearhead.cli.terminal import visible, write
+    from clearhead.errors import ArgumentError, GuardError
+    from clearhead.guard.calibration import read_calibration
+
+    if guard is False and calibration is not None:
+        raise ArgumentError("--calibration is for the guard, which --no-guard leaves out")
 
     texts = Texts()
     sources = segments(chat, system, user, data or [], texts)
     if html is not None:
         check_writable("--html", html, texts.files)
     chosen = numbers("--layers", layers)
+    if calibration is not None:
+        read_calibration(calibration)  # an error before the long work
+    if guard and all(s.trusted for s in sources):
+        raise GuardError("--guard: the prompt has no untrusted text to judge: give one with --data")
     loaded = load_model(model)
-    found = run_look(loaded, sources, query=query, layers=chosen, maps=html is not None, command=_command())
+    judge = None if guard is False else find_guard(loaded, sources, calibration, must=bool(guard))
+    found = run_look(
+        loaded, sources, query=query, layers=chosen, maps=html is not None, command=_command(), guard=judge
+    )
+    if guard and found.guard is None:
+        raise GuardError(f"--guard: {found.notes[-1]}")
     if html is not None:  # before anything is printed: the reader of a pipe may leave
         from clearhead.report import write as write_report
 
@@ -74,9 +102,13 @@ def look(
     if as_json:
         write(json.dumps(found.to_dict(), ensure_ascii=True, allow_nan=False, indent=1) + "\n")
     else:
+        from clearhead.cli.pull_table import pull_view
         from clearhead.cli.tables import console, look_view
 
-        console().print(look_view(found))
+        screen = console()
+        screen.print(look_view(found))
+        if found.guard is not None:
+            screen.print(pull_view(found.guard))
 
 
 def check_writable(option: str, path: Path, read: Sequence[Path] = ()) -> None:

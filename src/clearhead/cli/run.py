@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from clearhead.guard.detector import InjectionDetector
     from clearhead.look.result import Look
     from clearhead.models.loading import LoadedModel
     from clearhead.models.prompt import Segment
@@ -58,9 +60,17 @@ def run_look(
     layers: Sequence[int] | None = None,
     maps: bool = False,
     command: str = "",
+    guard: InjectionDetector | str | None = None,
 ) -> Look:
-    """Look at a prompt; the bar is shown only for long prompts."""
+    """Look at a prompt; the bar is shown only for long prompts.
+
+    guard: judges the untrusted texts, where there are any and an instruction; a text: why it does not.
+    """
+    from dataclasses import replace
+
+    from clearhead.errors import GuardError
     from clearhead.look.looking import look
+    from clearhead.look.pulling import pull
     from clearhead.models.fit import size
     from clearhead.models.layout import lay_out
 
@@ -68,7 +78,7 @@ def run_look(
     with _bars(shown=len(prompt) >= LONG) as bars:
         count = len(layers) if layers is not None else size(loaded.model).layers
         task = bars.add_task(f"looking at {len(prompt)} tokens", total=count)
-        return look(
+        found = look(
             loaded,
             prompt,
             query=query,
@@ -78,6 +88,37 @@ def run_look(
             notes=notes,
             command=command,
         )
+        if guard is None:
+            return found
+        why = guard
+        if not isinstance(guard, str):
+            bars.reset(task, description="the guard reads the untrusted texts", total=None)
+            try:
+                return replace(found, guard=pull(guard, prompt))
+            except GuardError as error:
+                why = str(error)
+        return replace(found, notes=(*found.notes, f"no verdict of the guard: {why}"))
+
+
+def find_guard(
+    loaded: LoadedModel, sources: Sequence[Segment], calibration: Path | None = None, *, must: bool = False
+) -> InjectionDetector | str:
+    """Return a detector for the model, or why there is none.
+
+    calibration: a file; None: the one in the package. must: raise GuardError or ModelError instead; a file
+    that does not fit is an error in any case.
+    """
+    from clearhead.errors import GuardError, ModelError
+    from clearhead.guard.detector import InjectionDetector
+
+    if not must and calibration is None and all(s.trusted for s in sources):
+        return "the prompt has no untrusted text to judge"
+    try:
+        return InjectionDetector.load(loaded, calibration=calibration)
+    except (GuardError, ModelError) as error:
+        if must or calibration is not None:
+            raise
+        return str(error)
 
 
 def answer(loaded: LoadedModel, sources: Sequence[Segment], *, tokens: int = 24) -> str:

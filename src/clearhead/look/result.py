@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from clearhead.guard.finding import Finding, Span
+
 
 @dataclass(frozen=True)
 class Source:
@@ -40,6 +42,43 @@ class TopToken:
 
 
 @dataclass(frozen=True)
+class PulledSpan:
+    """A span that the guard names, and the tokens of the look that hold it.
+
+    marked: it is one of those for which there is an alarm; the others only are the strongest there are.
+    """
+
+    span: Span
+    tokens: tuple[int, ...]
+    marked: bool
+
+
+@dataclass(frozen=True)
+class Pull:
+    """What the guard says about the look's prompt. All of the model's layers, whatever the look was at.
+
+    before, after: how far every head moved, (layers, heads), see `clearhead.guard.finding.HeadMoves`; before
+    is None where there was nothing to read, after where the strongest span is all there is.
+    """
+
+    finding: Finding
+    spans: tuple[PulledSpan, ...]  # strongest first
+    before: NDArray[np.float32] | None
+    after: NDArray[np.float32] | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values: the finding's, with the spans' tokens and the heads' moves."""
+        return self.finding.to_dict() | {
+            "spans": [
+                asdict(found.span) | {"tokens": list(found.tokens), "marked": found.marked}
+                for found in self.spans
+            ],
+            "moves_before": None if self.before is None else self.before.tolist(),
+            "moves_after": None if self.after is None else self.after.tolist(),
+        }
+
+
+@dataclass(frozen=True)
 class Look:
     """What the heads of one model looked at on one prompt.
 
@@ -63,6 +102,7 @@ class Look:
     evidence_url: str  # where the docs explain that sentence
     notes: tuple[str, ...] = ()  # what a reader should know: tokens that cross a border, control text …
     command: str = ""  # the command line that made it
+    guard: Pull | None = None  # None: the guard was not asked, or cannot judge (then a note says why)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the maps as plain values, ready for JSON."""
@@ -81,4 +121,5 @@ class Look:
             "evidence_url": self.evidence_url,
             "notes": list(self.notes),
             "command": self.command,
+            "guard": None if self.guard is None else self.guard.to_dict(),
         }

@@ -25,7 +25,7 @@ FILE_LIMIT = 14_500_000
 
 _SCRIPTS = (
     *("marks", "words", "scale", "data", "state"),
-    *("theme", "header", "table", "grid", "text", "overview", "choices", "start"),
+    *("theme", "header", "table", "grid", "text", "overview", "guard", "choices", "start"),
 )
 """The parts of the script, in the order in which they need one another."""
 

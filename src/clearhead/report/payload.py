@@ -7,12 +7,13 @@ finite, such as the attention per token of an empty source, becomes null and is 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clearhead.errors import ArgumentError
-from clearhead.look.result import Look, Source
+from clearhead.look.result import Look, Pull, Source
 
 
 def payload(look: Look) -> dict[str, object]:
@@ -41,6 +42,7 @@ def payload(look: Look) -> dict[str, object]:
             {"position": int(t.position), "source": int(t.source), "weight": _number(t.weight)}
             for t in look.top_tokens
         ],
+        "guard": None if look.guard is None else _guard(look.guard, look.layers),
     }
 
 
@@ -54,6 +56,54 @@ def _source(source: Source) -> dict[str, object]:
         "perToken": _number(source.per_token),
         "output": _number(source.output),
         "heads": [[int(layer), int(head), _number(mass)] for layer, head, mass in source.heads],
+    }
+
+
+def _guard(pull: Pull, layers: Sequence[int]) -> dict[str, object]:
+    """What the guard says; of the moves those of the layers that the page shows, flat."""
+    finding = pull.finding
+    limits = finding.thresholds
+    return {
+        "verdict": finding.verdict,
+        "score": _number(finding.score),
+        "reason": finding.reason,
+        "notes": list(finding.notes),
+        "preset": finding.preset,
+        "calibration": finding.calibration,
+        "thresholds": {
+            "flag": _number(limits.flag),
+            "block": _number(limits.block),
+            "flagFpr": _number(limits.flag_fpr),
+            "blockFpr": _number(limits.block_fpr),
+            "benign": int(limits.benign),
+            "fixedOn": limits.fixed_on,
+        },
+        "sources": [
+            {
+                "name": s.name,
+                "verdict": s.verdict,
+                "score": _number(s.score),
+                "read": _number(s.read),
+                "mass": _number(s.mass),
+                "baseline": _number(s.baseline),
+            }
+            for s in finding.sources
+        ],
+        "spans": [
+            {
+                "source": found.span.source,
+                "line": int(found.span.line),
+                "text": found.span.text,
+                "pull": _number(found.span.pull),
+                "attention": _number(found.span.attention),
+                "tokens": [int(t) for t in found.tokens],
+                "marked": bool(found.marked),
+            }
+            for found in pull.spans
+        ],
+        "heads": [[int(h.layer), int(h.head), _number(h.moved)] for h in finding.heads],
+        "before": None if pull.before is None else _numbers(pull.before[list(layers)]),
+        "after": None if pull.after is None else _numbers(pull.after[list(layers)]),
     }
 
 
@@ -98,3 +148,18 @@ def _check(look: Look) -> None:
     for token in look.top_tokens:
         if not 0 <= token.position < n:
             raise ArgumentError(f"look.top_tokens holds position {token.position}: it must be in 0..{n - 1}")
+    if look.guard is not None:
+        _check_guard(look.guard, n, max(look.layers, default=-1) + 1, heads)
+
+
+def _check_guard(pull: Pull, n: int, layers: int, heads: int) -> None:
+    for name, moves in (("before", pull.before), ("after", pull.after)):
+        if moves is not None and (moves.ndim != 2 or moves.shape[0] < layers or moves.shape[1] != heads):
+            raise ArgumentError(
+                f"look.guard.{name} has shape {moves.shape}, but it must be (layers, heads) of the model, "
+                f"({layers} or more, {heads})"
+            )
+    for found in pull.spans:
+        outside = [t for t in found.tokens if not 0 <= t < n]
+        if outside:
+            raise ArgumentError(f"look.guard.spans holds token {outside[0]}: it must be in 0..{n - 1}")

@@ -1,4 +1,5 @@
-// Grid: one cell for each head, layers downwards, for one source at a time or for the entropy.
+// Grid: one cell for each head, layers downwards, for one source at a time, the entropy, or
+// how far the head moved (guard).
 //
 // Row 0 and column 0 of `cells` are headers: the corner stands for all heads, a layer number for the mean of
 // its layer. The cell that is chosen is the one that the Tab key reaches; arrows move and choose.
@@ -69,9 +70,10 @@ function moveInGrid(event) {
 
 function drawGridSources() {
   const group = byId("grid-source");
-  const options = [...look.sources.keys(), "entropy"];
+  const options = [...look.sources.keys(), "entropy", ...guardGrids()];
   for (const shown of options) {
-    const chip = make("button", "chip", shown === "entropy" ? make("span", "", "entropy") : nameTag(look.sources[shown].name));
+    const words = GRID_NAMES[shown];
+    const chip = make("button", "chip", words ? make("span", "", words) : nameTag(look.sources[shown].name));
     chip.type = "button";
     chip.setAttribute("role", "radio");
     chip.dataset.shown = String(shown);
@@ -87,12 +89,38 @@ function drawGridSources() {
   });
 }
 
+const GRID_NAMES = { entropy: "entropy", before: "moved", after: "moved, sentence hidden" };
+
+/** What the grid shows: the value of each head, how it is said, ends of the scale if they are fixed, remark. */
+function gridOf(shown) {
+  if (shown === "entropy") {
+    return {
+      valueAt: entropyAt,
+      say: (value) => `${value.toFixed(2)} nats`,
+      remark: "Entropy of a head\u2019s weights, mean over the queries of the table: low looks at few tokens, high at many. Shade by the square root, from the least to the most.",
+    };
+  }
+  if (GRID_NAMES[shown]) {
+    return {
+      valueAt: (row, column) => moveAt(shown, row, column),
+      say: signed,
+      ends: [0, mostMoved()],
+      outlined: (value) => value >= MOVED,
+      remark: movesRemark(shown),
+    };
+  }
+  return {
+    valueAt: (row, column) => massAt(shown, row, column),
+    say: percent,
+    remark: `Share of each head\u2019s attention that goes to \u201c${look.sources[shown].name}\u201d, mean over the queries of the table. Shade by the square root, from the least to the most.`,
+  };
+}
+
 function paintGrid() {
-  const entropy = state.shown === "entropy";
-  const valueAt = entropy ? entropyAt : (row, column) => massAt(state.shown, row, column);
-  const say = (value) => (value === null ? "\u2013" : entropy ? `${value.toFixed(2)} nats` : percent(value));
-  let low = Infinity, high = 0;
-  for (let row = 0; row < layerCount; row++) {
+  const { valueAt, say, ends, outlined, remark } = gridOf(state.shown);
+  const said = (value) => (value === null ? "\u2013" : say(value));
+  let [low, high] = ends ?? [Infinity, 0];
+  for (let row = 0; row < layerCount && !ends; row++) {
     for (let column = 0; column < headCount; column++) {
       low = Math.min(low, valueAt(row, column) ?? Infinity);
       high = Math.max(high, valueAt(row, column) ?? 0);
@@ -102,17 +130,13 @@ function paintGrid() {
     for (let column = 0; column < headCount; column++) {
       const cell = cells[row + 1][column + 1], value = valueAt(row, column);
       cell.className = `cell s${shadeOf(value, low, high)}`;
-      const label = `layer ${look.layers[row]}, head ${column}: ${say(value)}`;
+      cell.toggleAttribute("data-moved", Boolean(outlined?.(value)));
+      const label = `layer ${look.layers[row]}, head ${column}: ${said(value)}`;
       cell.title = label;
       cell.setAttribute("aria-label", label);
     }
   }
-  const name = entropy ? "" : look.sources[state.shown].name;
-  drawLegend(byId("grid-legend"), say(Number.isFinite(low) ? low : null), say(high), [
-    entropy
-      ? "Entropy of a head's weights, mean over the queries of the table: low looks at few tokens, high at many. Shade by the square root, from the least to the most."
-      : `Share of each head\u2019s attention that goes to \u201c${name}\u201d, mean over the queries of the table. Shade by the square root, from the least to the most.`,
-  ]);
+  drawLegend(byId("grid-legend"), said(Number.isFinite(low) ? low : null), said(high), [remark]);
   for (const chip of byId("grid-source").children) {
     const checked = chip.dataset.shown === String(state.shown);
     chip.setAttribute("aria-checked", String(checked));

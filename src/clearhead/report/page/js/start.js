@@ -13,6 +13,7 @@ function start() {
   drawGrid();
   drawChoices();
   drawText();
+  drawGuard();
   drawOverall();
   const repaint = () => paintText().catch(fail);
   onChange(["view"], paintTable);

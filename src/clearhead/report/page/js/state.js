@@ -2,7 +2,7 @@
 
 /**
  * A view is a head (row and column of the grid), the mean of a layer (column null) or of all (both null).
- * `shown` is what the grid shows: a source number or "entropy".
+ * `shown` is what the grid shows: a source number, "entropy", or how the heads moved: "before", "after".
  */
 const state = {
   view: { row: null, column: null },
