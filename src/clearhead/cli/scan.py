@@ -117,7 +117,7 @@ def scan(
             check_writable(option, path, read)
     given = standard_input(most) if "-" in files else None
     settings = Settings(
-        load_detector, {"model": model, "preset": preset, "on_error": on_error},
+        load_detector, {"model": model, "preset": preset},
         asked, confirm, most, encoding, kind, scripts,
     )  # fmt: skip
     quiet = as_json or sarif == "-"

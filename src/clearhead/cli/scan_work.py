@@ -34,11 +34,11 @@ class Settings:
     threads: int = 0
 
 
-def load_detector(model: str, preset: str, on_error: str) -> Detector:
+def load_detector(model: str, preset: str) -> Detector:
     """Load the detector that the command line uses."""
     from clearhead.guard.detector import InjectionDetector
 
-    return InjectionDetector.load(model, preset=preset, on_error=on_error)
+    return InjectionDetector.load(model, preset=preset)
 
 
 def scan_target(detector: Detector, target: Target, settings: Settings, given: bytes | None) -> FileResult:
