@@ -45,7 +45,7 @@ function drawGuardSources(guard) {
   }
   byId("guard-sources").append(tableHead(GUARD_COLUMNS, {
     Attention: "Share of the attention of the token that the answer starts from, mean over all heads",
-    "Benign, as long": "The same share for a benign text of as many tokens, from the calibration",
+    "Benign, as long": "The same share for a benign text of as many tokens that stands alone, from the calibration",
   }), body);
 }
 
