@@ -46,8 +46,13 @@ class Inserts:
 
     @classmethod
     def packaged(cls, language: str = "en") -> Inserts:
-        """Return the lines that come with the package."""
-        return cls.of(load(language, "inserts"), f"the package's lines ({language})")
+        """Return every second of the lines that come with the package.
+
+        The generator uses all of them: a set built with these leaves half of its benign texts to learn
+        from when inserted texts must not be on both sides.
+        """
+        both = cls.of(load(language, "inserts"), f"the package's lines ({language})")
+        return cls(both.imperatives[::2], both.statements[::2])
 
     @classmethod
     def read(cls, path: str | Path) -> Inserts:
