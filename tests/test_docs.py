@@ -51,6 +51,7 @@ def test_the_pages_that_should_have_code_have_it() -> None:
         "docs/guard_eval.md",
         "docs/layers.md",
         "docs/observables.md",
+        "docs/scan.md",
     }
     assert {name(p) for p in WITH_MODEL} == {
         "README.md",

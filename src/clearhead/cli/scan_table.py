@@ -16,8 +16,8 @@ from clearhead.guard.hidden import KINDS
 
 _COLOURS = {"block": "bold red", "flag": "bold yellow", "allow": "green"}
 _LEVELS = {"error": "red", "warning": "yellow", "note": "dim"}
-_WIDE = 100
-"""Characters of a line around a span that are shown."""
+_WHOLE, _WIDE = 160, 100
+"""Characters up to which a line is shown whole; of a longer one so many, around the span."""
 _LINES = 4
 
 
@@ -72,8 +72,10 @@ def hit_view(result: FileResult, hit: Hit) -> Text:
     for number in range(hit.line, last + 1):
         start, end = document.line(number)
         first, stop = max(start, hit.start), min(end, hit.end)
-        left = max(start, first - _WIDE // 4)
-        right = min(end, max(stop, first) + _WIDE // 4, first + _WIDE)
+        left, right = start, end
+        if end - start > _WHOLE:
+            left = max(start, first - _WIDE // 4)
+            right = min(end, max(stop, first) + _WIDE // 4, first + _WIDE)
         stop = min(stop, right)
         before = ("…" if left > start else "") + _plain(document.text[left:first])
         marked = _plain(document.text[first:stop])

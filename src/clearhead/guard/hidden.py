@@ -237,7 +237,7 @@ def _bidi(text: str) -> Iterator[_Found]:
         if sign in "\u202c\u2069":  # only ends what another began
             yield *match.span(), "", None
             continue
-        line_end = text.find("\n", match.end())
+        line_end = text.find("\n", match.end(), match.end() + 80)
         rest = text[match.end() : min(match.end() + 80, line_end if line_end >= 0 else len(text))]
         shown = _DIRECTION.sub("", rest).strip() or unicodedata.name(sign)
         level = "warning" if override else "note"

@@ -11,7 +11,7 @@ from clearhead.guard.hidden import Trick
 from clearhead.guard.origin import Origin
 from clearhead.guard.reading.document import Builder, Document
 from clearhead.guard.reading.entities import collapsed, unescaped
-from clearhead.guard.reading.style import Rule, Shown, inside, rules
+from clearhead.guard.reading.style import Sheet, Shown, inside
 
 
 def _names(said: str) -> frozenset[str]:
@@ -114,7 +114,7 @@ class _Reader(HTMLParser):
         self.parts: dict[str, Builder] = {}
         self.tricks: list[Trick] = []
         self._text = text
-        self._rules: list[Rule] = rules(m.group(1) for m in _SHEET.finditer(text))
+        self._rules = Sheet(m.group(1) for m in _SHEET.finditer(text))
         self._open: list[tuple[str, Shown, str]] = []  # tag, how shown, part that its text goes to
         self._line_starts = [0]
         for match in re.finditer("\n", text):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -97,13 +97,39 @@ def rules(sheets: Iterable[str]) -> list[Rule]:
     return [rule for _, rule in sorted(found, key=lambda item: item[0])]
 
 
-def inside(outer: Shown, tag: str, attributes: Mapping[str, str | None], known: Sequence[Rule] = ()) -> Shown:
+class Sheet:
+    """The rules of a page, found by what they ask for. Rules of one selector are put together."""
+
+    def __init__(self, sheets: Iterable[str]) -> None:
+        self._by: dict[str, dict[tuple[str, frozenset[str], frozenset[str]], tuple[int, Rule]]] = {}
+        for number, rule in enumerate(rules(sheets)):
+            key = next((f"#{i}" for i in rule.ids), "") or next((f".{c}" for c in rule.classes), rule.tag)
+            same = self._by.setdefault(key, {})
+            place = (rule.tag, rule.ids, rule.classes)
+            if place in same:
+                merged = dict(same[place][1].declarations) | dict(rule.declarations)
+                rule = rule._replace(declarations=tuple(merged.items()))
+            same[place] = (number, rule)
+
+    def said(self, tag: str, element_id: str, classes: frozenset[str]) -> dict[str, str]:
+        """Return the declarations that an element gets, the stronger over the weaker."""
+        keys = {tag, "*", "", f"#{element_id}", *(f".{c}" for c in classes)}
+        meant = [
+            item
+            for key in keys & self._by.keys()
+            for item in self._by[key].values()
+            if item[1].fits(tag, element_id, classes)
+        ]
+        out: dict[str, str] = {}
+        for _, rule in sorted(meant, key=lambda item: item[0]):
+            out.update(rule.declarations)
+        return out
+
+
+def inside(outer: Shown, tag: str, attributes: Mapping[str, str | None], known: Sheet | None = None) -> Shown:
     """Return how text is shown inside an element, given how it is around it."""
-    said: dict[str, str] = {}
     classes = frozenset((attributes.get("class") or "").split())
-    for rule in known:
-        if rule.fits(tag, attributes.get("id") or "", classes):
-            said.update(rule.declarations)
+    said = known.said(tag, attributes.get("id") or "", classes) if known is not None else {}
     if attributes.get("bgcolor"):
         said.setdefault("background-color", attributes["bgcolor"] or "")
     if tag == "font" and attributes.get("color"):
