@@ -33,7 +33,7 @@ class InjectionDetector:
     settings; scans themselves keep no state.
 
     loaded: the model. calibration: for it. preset: "fpr_5", "fpr_1" or "fpr_0.1", by the share of benign
-    texts that are flagged. views: what is looked at, "attention", "hidden" or both.
+    texts that are flagged. views: what is looked at, ("attention",) or ("attention", "hidden").
 
     Raises GuardError for a calibration of another model or chat template, ModelError for a model that is not
     causal, ArgumentError for unknown presets and views.
@@ -125,7 +125,8 @@ class InjectionDetector:
         Hidden and disguised characters are made plain for the model; offsets are those of the texts as given.
 
         Raises ArgumentError for arguments of other types and a deadline that is not positive, GuardError for
-        an empty instruction and for more than `LARGEST` characters. A text without a word in it is allowed,
+        an empty instruction, for more than `LARGEST` characters and for a model whose numbers are not finite,
+        PromptError for an instruction that the model has no room for. A text without a word in it is allowed,
         with a note.
         """
         return self._scan(instruction, sources, confirm, deadline)[0]
@@ -158,8 +159,8 @@ class InjectionDetector:
         """Scan the tool results (and messages of the role "data") of a chat history.
 
         messages: {"role", "content"} as chat clients have them; the instruction is the system's and the last
-        user's text. tools: names of the tools whose results are scanned; None: all. Sources are called
-        "tool 0", "tool 1", … or by their tool's name.
+        user's text. tools: names of the tools whose results are scanned; None: all. Sources are called by
+        their tool's name, or "tool", the second of a name "tool 2".
 
         Raises ArgumentError for messages of another shape, and as `scan` does.
         """
@@ -171,13 +172,13 @@ class InjectionDetector:
     ) -> tuple[Finding, Texts, Judged | None]:
         start = time.perf_counter()
         instruction, named = checked(instruction, sources)
-        if deadline is not None and not deadline > 0:
+        if deadline is not None and (isinstance(deadline, str | bool) or not deadline > 0):
             raise ArgumentError(f"deadline must be positive seconds, got {deadline!r}")
         plain = made_plain(named)
         texts = cut(plain.texts, self.loaded.tokenizer)
         if not texts.spans:
             empty = unread(self, texts, "no source has any text", time.perf_counter() - start)
-            return empty, texts, None
+            return plain.mapped(empty), texts, None
         every = windows(texts, self.calibration.window, self.calibration.overlap)
         readings: list[tuple[Sequence[int], Reading]] = []
         for window in every:

@@ -18,9 +18,9 @@ class Span:
     """A sentence or line of a source, and how strongly it pulls.
 
     source: its name. start, end: characters of the source's own text. line, column: from 1. text: what stands
-    there. pull: 0…1, the share of such spans of the calibration that were attacks. attention: attention per
-    token of the answer's first query on it, as a multiple of the average over the prompt (1 = as much as any
-    token), mean over the heads that moved.
+    there. pull: 0…1, the read-out's probability that it is an attack; only that of whole texts is calibrated.
+    attention: attention per token of the answer's first query on it, as a multiple of that on the prompt's
+    other tokens, mean over all heads.
     """
 
     source: str
