@@ -21,8 +21,8 @@ COMMANDS = (
 )
 UNSAID = ("py.typed", "_core_missing.txt")
 EXITS = """\
-Exit codes: 0, 2 for bad usage or bad input (with a message that names it), 130 when stopped by Ctrl-C; `clearhead
-scan` ends with 1 if it found something.
+Exit codes: 0, 2 for bad usage or bad input (with a message that names it), 130 when stopped by Ctrl-C.
+`clearhead scan` ends with 1 if it found something.
 
 Progress and notes go to standard error, results to standard output. Text from anywhere is printed with
 control characters made visible.
@@ -33,8 +33,9 @@ Each floor imports only from floors below; `make lint` proves it.
 
 ```
 faces        cli/   report/  integrations/              what a person, or another framework, touches
-instruments  look/  evidence/                           tables, steps, what a map is worth
+instrument   look/                                      tables, steps
 guard        guard/                                     which text pulls the heads from the instruction
+evidence     evidence/                                  what a map is worth
 generation   generation/                                tokens as they come, many requests in one batch
 record       trace/                                     what one model run looked at, saved and loaded
 models       models/                                    prompts, the transformers adapter, loading
