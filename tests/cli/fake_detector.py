@@ -49,11 +49,11 @@ class FakeDetector:
             confirmation=Confirmation(found[0], 0.1, 0.2, True) if confirm and score > 0.9 else None,
         )  # fmt: skip
 
-    def scan_chat(self, messages: Sequence[Mapping[str, Any]]) -> Finding:
+    def scan_chat(self, messages: Sequence[Mapping[str, Any]], *, confirm: bool = False) -> Finding:
         """Scan the tool messages, under names of its own."""
         self.messages.append(list(messages))
         tools = [m["content"] for m in messages if m["role"] == "tool"]
-        return self.scan("chat", {f"tool {i}": text for i, text in enumerate(tools)})
+        return self.scan("chat", {f"tool {i}": text for i, text in enumerate(tools)}, confirm=confirm)
 
 
 def load(**arguments: Any) -> FakeDetector:

@@ -26,7 +26,7 @@ class Detector(Protocol):
         """Scan named texts."""
         ...
 
-    def scan_chat(self, messages: Sequence[Mapping[str, Any]]) -> Finding:
+    def scan_chat(self, messages: Sequence[Mapping[str, Any]], *, confirm: bool = False) -> Finding:
         """Scan the tool messages of a chat."""
         ...
 
@@ -148,7 +148,7 @@ def scan_document(
                 {"role": m["role"], "content": texts.get(m["part"], "") if m["part"] else m["content"]}
                 for m in document.messages
             ]
-            finding = detector.scan_chat(messages)
+            finding = detector.scan_chat(messages, confirm=confirm)
         else:
             finding = detector.scan(instruction or DEFAULT_INSTRUCTION, texts, confirm=confirm)
     except ClearheadError as error:
