@@ -208,3 +208,19 @@ def test_a_guard_that_is_asked_for_and_cannot_be_is_an_error(
     done = cli("look", *arguments)
     assert (done.code, done.out) == (2, "")
     assert message in done.err.replace("\n", " ")
+
+
+def test_a_prompt_that_only_the_guard_cannot_read_is_looked_at_all_the_same(
+    cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a very long instruction there may be no room for the window in which the guard reads texts."""
+    from clearhead.errors import PromptError
+
+    class Full:
+        def scan_moves(self, instruction: str, sources: dict[str, str]) -> Any:
+            raise PromptError("the prompt is too long")
+
+    monkeypatch.setattr("clearhead.guard.detector.InjectionDetector.load", lambda *a, **k: Full())
+    done = cli("look", *SOURCES)
+    assert done.code == 0
+    assert "note: no verdict of the guard: the prompt is too long" in done.out

@@ -68,7 +68,7 @@ def run_look(
     """
     from dataclasses import replace
 
-    from clearhead.errors import GuardError
+    from clearhead.errors import GuardError, PromptError
     from clearhead.look.looking import look
     from clearhead.look.pulling import pull
     from clearhead.models.fit import size
@@ -95,7 +95,7 @@ def run_look(
             bars.reset(task, description="the guard reads the untrusted texts", total=None)
             try:
                 return replace(found, guard=pull(guard, prompt))
-            except GuardError as error:
+            except (GuardError, PromptError) as error:  # an instruction that leaves no room for the texts
                 why = str(error)
         return replace(found, notes=(*found.notes, f"no verdict of the guard: {why}"))
 
