@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -104,7 +105,7 @@ def _write(path: Path, example: Example) -> None:
 def _read(path: Path, sample: Sample) -> Example | None:
     """What was kept, or None where there is nothing that can be used."""
     try:
-        with np.load(path, allow_pickle=False) as found:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
             count = sum(name.startswith("window_") for name in found.files)
             return Example(
                 sample,
@@ -115,5 +116,5 @@ def _read(path: Path, sample: Sample) -> Example | None:
                 float(found["numbers"][1]),
                 found["place"],
             )
-    except (OSError, ValueError, KeyError, EOFError):
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile):
         return None
