@@ -17,6 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = (
     *("", "look", "scan", "steps", "generate", "chat", "stream", "demo"),
+    *("guard", "guard eval", "guard calibrate"),
     *("claims", "claims list", "claims run", "doctor"),
 )
 UNSAID = ("py.typed", "_core_missing.txt")
