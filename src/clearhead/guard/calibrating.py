@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -63,18 +64,9 @@ def read_or_kept(loaded: LoadedModel, sample: Sample, layers: Sequence[int], fol
     """Return `read_sample`, from the folder if it was read before by this model and layout."""
     told = (loaded.hash, loaded.tokenizer.chat_template, tuple(layers), WINDOW, OVERLAP, ROWS, VIEWS, sample)
     path = folder / f"{hashlib.sha256(repr(told).encode()).hexdigest()[:32]}.npz"
-    if path.is_file():
-        with np.load(path, allow_pickle=False) as kept:
-            count = int(kept["windows"])
-            return Example(
-                sample,
-                tuple(kept[f"features{n}"] for n in range(count)),
-                tuple(kept[f"allowed{n}"] for n in range(count)),
-                kept["head_odds"],
-                float(kept["tokens"]),
-                float(kept["mass"]),
-                kept["place"],
-            )
+    kept = _kept(path, sample)
+    if kept is not None:
+        return kept
     found = read_sample(loaded, sample, layers)
     folder.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, Any] = {f"features{n}": window for n, window in enumerate(found.windows)}
@@ -92,6 +84,24 @@ def read_or_kept(loaded: LoadedModel, sample: Sample, layers: Sequence[int], fol
         )
     part.replace(path)
     return found
+
+
+def _kept(path: Path, sample: Sample) -> Example | None:
+    """Return what was kept of a text, None where there is nothing or the file is not whole."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as kept:
+            count = int(kept["windows"])
+            return Example(
+                sample,
+                tuple(kept[f"features{n}"] for n in range(count)),
+                tuple(kept[f"allowed{n}"] for n in range(count)),
+                kept["head_odds"],
+                float(kept["tokens"]),
+                float(kept["mass"]),
+                kept["place"],
+            )
+    except (OSError, EOFError, ValueError, KeyError, BadZipFile):
+        return None
 
 
 def calibrate(

@@ -21,9 +21,9 @@ class Inserted(NamedTuple):
 def insert(text: str, piece: str, position: str, rng: random.Random) -> Inserted:
     """Insert a piece at the "start", in the "middle" or at the "end" of a text.
 
-    In the middle it stands between two lines, or between two sentences of a text without inner lines, never
-    inside a fenced block. What separates it from its neighbours is drawn: a line's end, a blank line, or, at
-    a sentence's end, a blank.
+    In the middle it stands between two lines, or between two sentences of a text without inner lines, inside
+    a fenced block only where the text is nothing else. What separates it from its neighbours is drawn: a
+    line's end, a blank line, or, at a sentence's end, a blank.
     """
     piece = piece.strip()
     if position == "start":
@@ -45,7 +45,7 @@ def insert(text: str, piece: str, position: str, rng: random.Random) -> Inserted
 
 
 def _inner(text: str) -> list[int]:
-    """Places between two lines or sentences, white space after them, outside fenced blocks."""
+    """Places between two lines or sentences, outside fenced blocks as long as there are such."""
     inside = len(text.strip())
     fences = [match.start() for match in _FENCE.finditer(text)]
     lines = [m.end() for m in re.finditer(r"\n+(?=\S)", text) if 0 < m.end() < len(text.rstrip())]

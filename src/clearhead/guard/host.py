@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -100,18 +100,15 @@ def watch(
         if block and result.finding.verdict == "block":
             raise InjectionBlockedError(result.finding)
 
-    before = model.register_forward_pre_hook(check, with_kwargs=True)
-    after = model.register_forward_hook(judged)
-    try:
-        with watched:
-            yield result
-        if result.finding is None:
-            raise GuardError(
-                f"the run inside the context has not read the whole prompt of {inputs.shape[1]} tokens"
-            )
-    finally:
-        before.remove()
-        after.remove()
+    with ExitStack() as stack:
+        stack.enter_context(watched)  # this may try the model out, before anybody listens
+        stack.callback(model.register_forward_pre_hook(check, with_kwargs=True).remove)
+        stack.callback(model.register_forward_hook(judged).remove)
+        yield result
+    if result.finding is None:
+        raise GuardError(
+            f"the run inside the context has not read the whole prompt of {inputs.shape[1]} tokens"
+        )
 
 
 def _laid(prompt: Prompt) -> tuple[Texts, Laid]:
