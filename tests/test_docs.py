@@ -58,6 +58,7 @@ def test_the_pages_that_should_have_code_have_it() -> None:
         "docs/batching.md",
         "docs/caches.md",
         "docs/generation.md",
+        "docs/guard.md",
         "docs/integrations.md",
         "docs/models.md",
     }

@@ -87,6 +87,10 @@ def normalise(text: str) -> Normalised:
     return Normalised(text, tuple(sorted(_together(tricks), key=lambda t: (t.start, t.end))), origin)
 
 
+_LONGEST_SHOWN = 1000
+"""Characters of one trick after which no more of its neighbours' are shown."""
+
+
 def _together(tricks: list[Trick]) -> list[Trick]:
     """Neighbours of one kind, closer than a line, are one trick."""
     out: list[Trick] = []
@@ -94,7 +98,8 @@ def _together(tricks: list[Trick]) -> list[Trick]:
         last = out[-1] if out else None
         same = last is not None and (last.kind, last.level) == (trick.kind, trick.level)
         if last is not None and same and 0 <= trick.start - last.end <= 24:
-            shown = last.shown if trick.shown in last.shown else f"{last.shown} {trick.shown}"
+            known = trick.shown in last.shown or len(last.shown) > _LONGEST_SHOWN
+            shown = last.shown if known else f"{last.shown} {trick.shown}"
             out[-1] = Trick(last.kind, last.start, trick.end, shown, last.level)
         else:
             out.append(trick)
@@ -249,11 +254,11 @@ _SINGLE = re.compile("(?:[^\\W\\d_]\u00ad+){3,}[^\\W\\d_]?")
 
 
 def _soft_hyphens(text: str) -> Iterator[_Found]:
-    spaced = [(m.start(), m.end()) for m in _SINGLE.finditer(text)]
+    spaced = [(m.start(), m.end(), m.group()[:_LONGEST_SHOWN]) for m in _SINGLE.finditer(text)]
     at = 0
     for match in _SOFT.finditer(text):
         while at < len(spaced) and spaced[at][1] <= match.start():
             at += 1
         inside = at < len(spaced) and spaced[at][0] <= match.start() < spaced[at][1]
-        shown = text[slice(*spaced[at])].replace("\u00ad", "") if inside else ""
+        shown = spaced[at][2].replace("\u00ad", "") if inside else ""
         yield *match.span(), "", ("soft-hyphens", "warning", shown) if inside else None

@@ -152,10 +152,10 @@ def train(
     tested: list[int] = []
     odds: list[float] = []
     for train_side, test_side in folds(samples, seed):
-        model = _fit([e for e, here in zip(examples, train_side, strict=True) if here], chosen)
+        model = fit_examples([e for e, here in zip(examples, train_side, strict=True) if here], chosen)
         for number in np.nonzero(test_side)[0].tolist():
             tested.append(number)
-            odds.append(_text_odds(model, examples[number], chosen))
+            odds.append(odds_of(model, examples[number], chosen))
     numbers, raw = np.array(tested), np.array(odds)
     attacked = np.array([samples[n].attacked for n in numbers])
     if attacked.all() or not attacked.any():
@@ -166,7 +166,7 @@ def train(
             "nothing was learned from these pairs: on texts that were held out, the odds of an attack are "
             f"not higher where there is one (slope {slope:.3g})"
         )
-    model = _fit(examples, chosen)
+    model = fit_examples(examples, chosen)
     weights, bias = folded(model)
     return Trained(Readout(views, weights, bias, slope, offset), numbers, slope * raw + offset)
 
@@ -270,7 +270,8 @@ def _limit(scores: NDArray[np.float64], weight: NDArray[np.float64], share: floa
     return float(np.nextafter(scores[order[n]], 2.0)) if n < len(scores) else 0.0
 
 
-def _fit(examples: Sequence[Example], chosen: NDArray[np.int64]) -> Logistic:
+def fit_examples(examples: Sequence[Example], chosen: NDArray[np.int64]) -> Logistic:
+    """Fit the regression to the chosen columns of all spans of the examples."""
     x = np.concatenate([w[:, chosen] for e in examples for w in e.windows]).astype(np.float32)
     allowed = np.concatenate([a for e in examples for a in e.allowed])
     weight = [
@@ -279,7 +280,8 @@ def _fit(examples: Sequence[Example], chosen: NDArray[np.int64]) -> Logistic:
     return fit(x, allowed, np.array(weight, np.float32), c=C)
 
 
-def _text_odds(model: Logistic, e: Example, chosen: NDArray[np.int64]) -> float:
+def odds_of(model: Logistic, e: Example, chosen: NDArray[np.int64]) -> float:
+    """Return the log odds of an example by a regression, not calibrated."""
     found = []
     for window in e.windows:
         z = model.logits(window[:, chosen].astype(np.float32))

@@ -16,8 +16,8 @@ from clearhead.guard.evaluate.baselines import Fitted
 from clearhead.guard.evaluate.scanning import Tell
 from clearhead.guard.judging import sigmoid
 from clearhead.guard.learning import Example, columns
-from clearhead.guard.learning import _fit as fit_readout
-from clearhead.guard.learning import _text_odds as text_odds
+from clearhead.guard.learning import fit_examples as fit_readout
+from clearhead.guard.learning import odds_of as text_odds
 from clearhead.guard.readout import check_views
 from clearhead.guard.samples import Sample
 from clearhead.models.loading import LoadedModel
