@@ -16,6 +16,8 @@ from tests.guard.conftest import ASK
 from clearhead.errors import ArgumentError, ClearheadError, GuardError, ModelError
 from clearhead.guard import InjectionDetector
 from clearhead.guard.calibration import PRESETS
+from clearhead.guard.layout import cut, windows
+from clearhead.guard.plain import made_plain
 from clearhead.guard.scannable import LARGEST
 from clearhead.models.prompt import Segment
 
@@ -184,14 +186,14 @@ def test_offsets_are_those_of_the_text_as_it_was_given(blind: Any, text: str) ->
 
 
 def test_a_long_text_is_read_to_its_end_at_a_cost_that_grows_with_its_length(blind: Any) -> None:
-    once, twice = blind.scan(ASK, LONG), blind.scan(ASK, LONG + "\n" + LONG)
+    whole, half = blind.scan(ASK, LONG), blind.scan(ASK, LONG[: len(LONG) // 2])
     assert len(LONG.split()) > 3000
-    assert (once.sources[0].read, twice.sources[0].read) == (1.0, 1.0)
-    assert once.windows > 10
-    assert abs(twice.windows - 2 * once.windows) <= 2
-    assert once.sources[0].characters == len(LONG)
+    assert (whole.sources[0].read, half.sources[0].read) == (1.0, 1.0)
+    assert whole.windows > 10
+    assert abs(whole.windows - 2 * half.windows) <= 2
+    assert whole.sources[0].characters == len(LONG)
     # a window has at most 160 tokens of text, 24 of them repeated and up to one sentence more
-    assert once.windows <= once.sources[0].tokens / (160 - 24 - 2 * 20) + 1
+    assert whole.windows <= whole.sources[0].tokens / (160 - 24 - 2 * 20) + 1
 
 
 def test_a_thousand_tiny_sources_are_each_read(blind: Any) -> None:
@@ -202,11 +204,11 @@ def test_a_thousand_tiny_sources_are_each_read(blind: Any) -> None:
 
 
 def test_after_the_deadline_what_was_not_read_is_unjudged(blind: Any) -> None:
-    sources = {"first": LONG, "second": LONG, "empty": ""}
+    sources = {"first": LONG[:3000], "second": LONG[:1000], "empty": ""}
     found = blind.scan(ASK, sources, deadline=1e-9)
     assert found.windows == 1  # one is always read
     assert found.verdict in ("unjudged", "flag", "block")
-    assert 0 < found.sources[0].read < 0.2
+    assert 0 < found.sources[0].read < 0.5
     assert found.sources[1].read == 0
     assert found.sources[1].verdict == "unjudged"
     assert found.sources[2].read == 1.0
@@ -244,3 +246,16 @@ def test_a_text_of_several_sources_is_judged_by_its_strongest(blind: Any) -> Non
     assert found.windows == 1
     assert found.score == pytest.approx(max(source.score for source in found.sources), abs=1e-6)
     assert 0 < sum(source.mass for source in found.sources) < 1
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["a\u00ad", "\u202e", "a\u200b", "\x1b]", "\x1b[1A\x1b[2B", "\ufe00\ufe01", "Ａ", "А", "\U000e0041", "=A", "\\x41", "i g n o r e ", "41 ", "AAAA\n", "<"],
+)  # fmt: skip
+def test_a_text_made_to_be_slow_is_made_plain_and_cut_all_the_same(tokenizer: Any, unit: str) -> None:
+    plain = made_plain(
+        [("page", unit * (80_000 // len(unit)))]
+    )  # quadratic, some of these would take minutes
+    texts = cut(plain.texts, tokenizer)
+    found = windows(texts, 640, 48)
+    assert (found[-1].last if found else 0) == len(texts.spans)
