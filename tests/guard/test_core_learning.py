@@ -255,7 +255,7 @@ def test_what_is_learned_finds_texts_that_were_held_out() -> None:
 
 
 def test_pairs_from_which_nothing_is_learned_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learning, "_text_odds", lambda model, e, chosen: -float(e.sample.attacked))
+    monkeypatch.setattr(learning, "odds_of", lambda model, e, chosen: -float(e.sample.attacked))
     with pytest.raises(GuardError, match="nothing was learned from these pairs"):
         train([example(n, 0.0) for n in range(80)], ("attention",), np.arange(5))
 
