@@ -172,3 +172,26 @@ def test_a_model_of_any_depth_has_layers_to_read(depth: int, layers: tuple[int, 
     model.blocks = blocks
     model.config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(num_hidden_layers=depth))  # type: ignore[assignment]
     assert default_layers(model) == layers
+
+
+def test_another_architecture_is_read_like_its_eager_self(tokenizer: Any, laid: Laid) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    def built(attention: str) -> Any:
+        torch.manual_seed(1)
+        config = GPT2Config(
+            vocab_size=len(tokenizer), n_positions=256, n_embd=24, n_layer=2, n_head=3, initializer_range=0.3,
+            bos_token_id=1, eos_token_id=2, attn_implementation=attention,
+        )  # fmt: skip
+        return GPT2LMHeadModel(config).eval()
+
+    reading = read_window(built("clearhead"), laid, layers=(0,))
+    with torch.no_grad():
+        out = built("eager")(**laid.prompt.inputs, output_attentions=True, output_hidden_states=True)
+    last = torch.stack(out.attentions)[:, 0, :, -1].flatten(0, 1)
+    owners = span_of_token(laid)
+    for span in range(len(laid.spans)):
+        np.testing.assert_allclose(reading.spans[0, span], last[:, owners == 2 + span].sum(-1), atol=1e-5)
+        np.testing.assert_allclose(
+            reading.hidden[0, span], out.hidden_states[1][0, owners == 2 + span].mean(0), atol=1e-4
+        )
