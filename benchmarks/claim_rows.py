@@ -299,7 +299,7 @@ CLAIMS = (
         m4,
     ),
     Claim(
-        "M2, M4",
+        "M4",
         "grouped-query attention: quality near multi-head, speed near multi-query; a multi-head model "
         "becomes one by mean-pooling its key/value heads and 5% further training (Ainslie et al. 2023)",
         "gqa",

@@ -17,6 +17,7 @@ and what is allowed.
     ├── BackendError       (RuntimeError)  no backend, or not the one asked for, can do this
     ├── PromptError        (ValueError)    segments that cannot be laid out as a prompt
     ├── ModelError         (RuntimeError)  a model that cannot be found, loaded or observed
+    ├── GuardError         (ValueError)    a text that cannot be scanned, or a calibration of another model
     ├── ReadingError       (ValueError)    a file whose text cannot be read, or not within the limits
     ├── TraceError         (ValueError)    a trace, or a trace file, that does not hold what was asked for
     └── MissingExtraError  (ImportError)   an optional dependency is not installed

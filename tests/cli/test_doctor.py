@@ -93,6 +93,9 @@ def test_a_strangers_backend_is_listed_and_cannot_speak_to_the_terminal(cli: Cal
 def test_what_is_wrong_is_said(
     cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, part: str, value: Any, problem: str
 ) -> None:
+    monkeypatch.setattr(
+        "clearhead.cli.doctor._openmp", lambda: ["torch/lib/libgomp.so.1"]
+    )  # tests bring more
     assert problem not in cli("doctor").out
     monkeypatch.setattr(f"clearhead.cli.doctor.{part}", lambda: value)
     done = cli("doctor")
