@@ -28,6 +28,7 @@ NAMES = (
     "caching",
     "caches",
     "gqa",
+    "guard_cost",
     "sinks",
     "batching",
 )  # timing comes last
